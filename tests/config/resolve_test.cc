@@ -71,96 +71,86 @@ TEST(ResolveAuto, NamesEveryKeyThatCannotBeResolved) {
   EXPECT_EQ(resolving(R"({"scheduler": {"params": {"total_num_steps": "auto"}}})", {}), "");
 }
 
-TEST(ResolveAuto, TheStepsOfTheTrainProgramCount) {
-  ParsedConfig parsed = parse_config(R"({"scheduler": {"type": "cosine",
-      "params": {"total_num_steps": "auto"}}, "zerorun": {"train": {"steps": 300}}})");
-  ParsedConfig other = parsed;
-  resolve_auto(parsed, {});
-  EXPECT_EQ(parsed.config.scheduler.total_num_steps, 300);
-  resolve_auto(other, {.total_steps = 20});  // the command line wins
-  EXPECT_EQ(other.config.scheduler.total_num_steps, 20);
+TEST(ResolveAuto, TheStepsOfTheTrainProgramCountUnlessTheCommandLineHasThem) {
+  for (const auto& [facts, expected] : {std::pair(RunFacts{}, 300), {{.total_steps = 20}, 20}}) {
+    ParsedConfig parsed = parse_config(R"({"scheduler": {"type": "cosine",
+        "params": {"total_num_steps": "auto"}}, "zerorun": {"train": {"steps": 300}}})");
+    resolve_auto(parsed, facts);
+    EXPECT_EQ(parsed.config.scheduler.total_num_steps, expected);
+  }
 }
 
-TEST(ResolveAuto, CheckSaysWhatIsLeftToTheProgram) {
+TEST(ResolveAuto, CheckAndShowSayWhatIsLeftToTheProgram) {
   const Scratch scratch;
-  const std::string report = check_report(scratch.write("config.json", kAuto));
-  EXPECT_THAT(report, HasSubstr("the program has to give it: /scheduler/params/warmup_num_steps, "
-                                "/scheduler/params/total_num_steps\n"));
-}
-
-TEST(ResolveAuto, ShowPrintsWhatAutoHasBecome) {
+  EXPECT_THAT(check_report(scratch.write("config.json", kAuto)),
+              HasSubstr("the program has to give it: /scheduler/params/warmup_num_steps, "
+                        "/scheduler/params/total_num_steps\n"));
   const std::string shown =
       show_config(parse_config(kAuto), {.world_size = 1, .hidden_size = 1000, .total_steps = 5000});
-  EXPECT_THAT(shown, HasSubstr("\"reduce_bucket_size\": 1000000,  // auto\n"));
-  EXPECT_THAT(shown, HasSubstr("\"stage3_max_live_parameters\": 1000000000,  // auto\n"));
-  EXPECT_THAT(shown, HasSubstr("\"warmup_max_lr\": 0.0003,  // auto\n"));
-  EXPECT_THAT(shown, HasSubstr("\"total_num_steps\": 5000,  // auto\n"));
-  EXPECT_THAT(shown, HasSubstr("\"warmup_num_steps\": \"auto\",  // the program has to give it\n"));
-  EXPECT_THAT(shown, HasSubstr("\"train_batch_size\": 8,  // auto\n"));
+  for (const char* line :
+       {"\"reduce_bucket_size\": 1000000,  // auto\n", "\"warmup_max_lr\": 0.0003,  // auto\n",
+        "\"warmup_num_steps\": \"auto\",  // the program has to give it\n",
+        "\"train_batch_size\": 8,  // auto\n"}) {
+    EXPECT_THAT(shown, HasSubstr(line));
+  }
   EXPECT_EQ(problems_of(shown), "");
 }
 
 TEST(TypeDefaults, FollowTheOptimizer) {
-  const auto optimizer_of = [](const char* text) { return parse_config(text).config.optimizer; };
-  const OptimizerConfig adagrad = optimizer_of(R"({"optimizer": {"type": "adagrad"}})");
-  EXPECT_EQ(adagrad.lr, 1e-2F);
-  EXPECT_EQ(adagrad.eps, 1e-10F);
-  const OptimizerConfig muon = optimizer_of(R"({"optimizer": {"type": "Muon"}})");
-  EXPECT_EQ(muon.lr, 0.02F);
-  EXPECT_EQ(muon.muon_lr, 0.02F);
-  EXPECT_EQ(muon.adam_lr, 3e-4F);
-  EXPECT_EQ(muon.momentum, 0.95);
-  EXPECT_TRUE(muon.nesterov);
-  EXPECT_EQ(muon.beta2, 0.95);
-  EXPECT_EQ(muon.eps, 1e-10F);
-  const OptimizerConfig one_lr =
-      optimizer_of(R"({"optimizer": {"type": "Muon", "params": {"lr": 0.5, "adam_lr": 0.25}}})");
-  EXPECT_EQ(one_lr.muon_lr, 0.5F);
-  EXPECT_EQ(one_lr.lr, 0.5F);
-  EXPECT_EQ(one_lr.adam_lr, 0.25F);
-  EXPECT_EQ(optimizer_of(R"({"optimizer": {"type": "Muon", "params": {"lr": 0.5}}})").adam_lr,
-            0.5F);
-  EXPECT_EQ(optimizer_of(R"({"optimizer": {"type": "SGD"}})").momentum, 0.0);
+  const auto optimizer_of = [](const std::string& text) {
+    return parse_config(R"({"optimizer": {"type": )" + text + "}}").config.optimizer;
+  };
+  const OptimizerConfig adagrad = optimizer_of(R"("adagrad")");
+  EXPECT_EQ(std::pair(adagrad.lr, adagrad.eps), std::pair(1e-2F, 1e-10F));
+  const OptimizerConfig muon = optimizer_of(R"("Muon")");
+  EXPECT_EQ(std::tuple(muon.lr, muon.muon_lr, muon.adam_lr), std::tuple(0.02F, 0.02F, 3e-4F));
+  EXPECT_EQ(std::tuple(muon.beta2, muon.eps), std::tuple(0.95, 1e-10F));
+  EXPECT_EQ(std::pair(muon.momentum, muon.nesterov), std::pair(0.95, true));
+  const OptimizerConfig one_lr = optimizer_of(R"("Muon", "params": {"lr": 0.5, "adam_lr": 0.25})");
+  EXPECT_EQ(std::tuple(one_lr.muon_lr, one_lr.lr, one_lr.adam_lr), std::tuple(0.5F, 0.5F, 0.25F));
+  EXPECT_EQ(optimizer_of(R"("Muon", "params": {"lr": 0.5})").adam_lr, 0.5F);
+  EXPECT_EQ(optimizer_of(R"("SGD")").momentum, 0.0);
   const auto parsed = parse_config(R"({"scheduler": {"type": "WarmupDecayLR",
       "params": {"total_num_steps": 2000}}})");
   EXPECT_THAT(parsed.config.scheduler.warmup_max_lr, ElementsAre(1e-3));
-  EXPECT_TRUE(find_value(parsed, "/scheduler/params/warmup_max_lr")->is_default);
   EXPECT_EQ(find_value(parsed, "/scheduler/params/cycle_min_lr"), nullptr);
 }
 
 TEST(MasterAndStates, ConcernTheirBlocksDtypeOnly) {
-  const auto precision_of = [](const char* text) { return parse_config(text).config.precision; };
-  const PrecisionConfig bf16 = precision_of(R"({"bf16": {"enabled": true,
-      "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}})");
-  EXPECT_TRUE(bf16.master_is_param);
-  EXPECT_EQ(bf16.state_dtype, DType::bf16);
-  const PrecisionConfig fp16 =
-      precision_of(R"({"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}})");
-  EXPECT_TRUE(fp16.master_is_param);
-  EXPECT_EQ(fp16.state_dtype, DType::fp32);
-  const PrecisionConfig other = precision_of(R"({"fp16": {"enabled": true}, "bf16":
-      {"bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}})");
-  EXPECT_FALSE(other.master_is_param);
-  EXPECT_EQ(other.state_dtype, DType::fp32);
+  for (const auto& [text, master_is_param, states] :
+       {std::tuple(R"({"bf16": {"enabled": true, "bf16_master_weights_and_grads": true,
+                                "bf16_optimizer_states": true}})",
+                   true, DType::bf16),
+        {R"({"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}})", true,
+         DType::fp32},
+        {R"({"fp16": {"enabled": true}, "bf16": {"bf16_master_weights_and_grads": true,
+                                                 "bf16_optimizer_states": true}})",
+         false, DType::fp32}}) {
+    const PrecisionConfig precision = parse_config(text).config.precision;
+    EXPECT_EQ(precision.master_is_param, master_is_param) << text;
+    EXPECT_EQ(precision.state_dtype, states) << text;
+  }
 }
 
 TEST(Schedules, ProblemsNameTheKey) {
-  expect_problem(R"({"scheduler": {"type": "OneCycle",
-      "params": {"cycle_max_lr": 1}}})",
-                 "/scheduler/params/cycle_min_lr (1:24): missing; OneCycle needs it");
-  expect_problem(R"({"scheduler": {"type": "WarmupDecayLR", "params": {
-      "total_num_steps": 100, "warmup_num_steps": 200}}})",
-                 "/scheduler/params/warmup_num_steps (2:51): got 200 steps of warm-up");
-  expect_problem(R"({"scheduler": {"params": {"warmup_num_steps": 7}}})",
-                 "/scheduler/params/warmup_num_steps (1:27): is set, but "
-                 "/scheduler/type is missing");
-  EXPECT_THAT(problems_of(R"({"scheduler": {"type": "WarmpLR", "params": {"cycle_min_lr": 7}}})"),
-              AllOf(HasSubstr("1 problem\n"), HasSubstr("did you mean \"WarmupLR\"")));
-  expect_problem(R"({"scheduler": {"type": "LRRangeTest", "params": {
-      "lr_range_test_min_lr": []}}})",
-                 "got [], expected a number of at least 0 or an array of such numbers");
-  expect_problem(R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})",
-                 "/optimizer/params/nesterov (1:54): true needs momentum above 0");
+  for (const auto& [text, message] :
+       {std::pair(R"({"scheduler": {"type": "OneCycle",
+                      "params": {"cycle_max_lr": 1}}})",
+                  "/scheduler/params/cycle_min_lr (1:24): missing; OneCycle needs it"),
+        {R"({"scheduler": {"type": "WarmupDecayLR", "params": {
+             "total_num_steps": 100, "warmup_num_steps": 200}}})",
+         "/scheduler/params/warmup_num_steps (2:58): got 200 steps of warm-up"},
+        {R"({"scheduler": {"params": {"warmup_num_steps": 7}}})",
+         "(1:27): is set, but /scheduler/type is missing"},
+        {R"({"scheduler": {"type": "WarmpLR", "params": {"cycle_min_lr": 7}}})",
+         "did you mean \"WarmupLR\""},
+        {R"({"scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_min_lr": []}}})",
+         "got [], expected a number of at least 0 or an array of such numbers"},
+        {R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})",
+         "/optimizer/params/nesterov (1:54): true needs momentum above 0"}}) {
+    expect_problem(text, std::string("1 problem\n"));
+    expect_problem(text, message);
+  }
 }
 
 TEST(Schedules, WarnWhereNoMomentumCanCycle) {
@@ -177,16 +167,14 @@ TEST(Schedules, WarnWhereNoMomentumCanCycle) {
 }
 
 TEST(Base64, DecodesWhatOthersEncode) {  // RFC 4648, section 10
-  for (const auto& [text, bytes] :
-       std::vector<std::pair<const char*, const char*>>{{"", ""},
-                                                        {"Zg==", "f"},
-                                                        {"Zg", "f"},
-                                                        {"Zm8=", "fo"},
-                                                        {"Zm9v", "foo"},
-                                                        {"Zm9vYg==", "foob"},
-                                                        {"Zm9vYmE", "fooba"},
-                                                        {"Zm9vYmFy", "foobar"},
-                                                        {"Pj8-_w==", ">?>\xff"}}) {
+  for (const auto& [text, bytes] : {std::pair("", ""),
+                                    {"Zg==", "f"},
+                                    {"Zg", "f"},
+                                    {"Zm8=", "fo"},
+                                    {"Zm9vYg==", "foob"},
+                                    {"Zm9vYmE", "fooba"},
+                                    {"Zm9vYmFy", "foobar"},
+                                    {"Pj8-_w==", ">?>\xff"}}) {
     EXPECT_EQ(decode_base64url(text), bytes) << text;
   }
   for (const char* text : {"Z", "Zg=", "Zg===", "Zm9v=", "Zm+v", "Zm9v\n", "Z=9v", "===="}) {
@@ -194,12 +182,17 @@ TEST(Base64, DecodesWhatOthersEncode) {  // RFC 4648, section 10
   }
 }
 
-TEST(LoadConfig, ReadsBase64WhereThereIsNoSuchFile) {
-  // {"zero_optimization": {"stage": 2}}
-  const char* encoded = "eyJ6ZXJvX29wdGltaXphdGlvbiI6IHsic3RhZ2UiOiAyfX0=";
-  const ParsedConfig parsed = load_config(encoded);
-  EXPECT_EQ(parsed.config.zero.stage, 2);
-  EXPECT_EQ(parsed.config.source, "<base64>");
+TEST(LoadConfig, ReadsAFileOrBase64AndNamesWhatItCannotRead) {
+  const Scratch folder;
+  const std::string path = folder.write("ds.json", R"({"zero_optimization": {"stage": 2}})");
+  const std::string encoded = "eyJ6ZXJvX29wdGltaXphdGlvbiI6IHsic3RhZ2UiOiAyfX0=";  // the same
+  for (const auto& [given, source] : {std::pair(path, path), {encoded, "<base64>"}}) {
+    EXPECT_EQ(load_config(given).config.zero.stage, 2);
+    EXPECT_EQ(load_config(given).config.source, source);
+  }
+  folder.write("ds.json", "{\n");
+  EXPECT_THAT(error_of([&] { load_config(path); }), HasSubstr(path + ": 1 problem"));
+  EXPECT_THROW(load_config(folder.path()), ConfigError);
   for (const std::string& text : {std::string("no_such_file"), std::string(100'000, 'A')}) {
     const std::string error = error_of<ConfigError>([&] { load_config(text); });
     EXPECT_THAT(error, HasSubstr("expected a JSON file, or the base64 text of one"));

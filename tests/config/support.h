@@ -6,9 +6,8 @@
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "zerorun/config.h"
-#include "zerorun/error.h"
 
-namespace zerorun::testing {
+namespace zerorun {
 
 // {"zero_optimization": {"stage": 2}} for "/zero_optimization/stage" and "2".
 inline std::string nested(std::string_view pointer, std::string_view value) {
@@ -109,17 +108,5 @@ inline std::vector<const KeySpec*> leaf_keys() {
   }
   return leaves;
 }
-
-}  // namespace zerorun::testing
-
-namespace zerorun {
-
-using testing::document;
-using testing::expect_problem;
-using testing::find_value;
-using testing::leaf_keys;
-using testing::nested;
-using testing::other_value;
-using testing::problems_of;
 
 }  // namespace zerorun

@@ -15,52 +15,42 @@ std::vector<std::string> words_for(const std::vector<std::string>& words) {
   return found;
 }
 
-TEST(Completion, TheFirstWordIsAToolOrAProgram) {
+TEST(Completion, IsOfToolsThenOfOptionsThenOfValues) {
+  using Words = std::vector<std::string>;
   EXPECT_THAT(words_for({""}),
               IsSupersetOf({"plan", "config", "ckpt", "report", "monitor", "help"}));
-  EXPECT_THAT(words_for({"pl"}), ElementsAre("plan"));
-  EXPECT_THAT(words_for({"my_script"}), IsEmpty());  // a file, which the shell knows
-}
-
-TEST(Completion, ToolsAreOnlyTheFirstWord) {
-  EXPECT_THAT(words_for({"--num_gpus", "2", "pl"}), IsEmpty());
-}
-
-TEST(Completion, ToolsHaveToolsAndOptions) {
-  EXPECT_THAT(words_for({"ckpt", "p"}), ElementsAre("prune"));
-  EXPECT_THAT(words_for({"ckpt", "e"}), ElementsAre("export"));
-  EXPECT_THAT(words_for({"ckpt", "prune", "--keep"}), ElementsAre("--keep_last", "--keep_every"));
-  EXPECT_THAT(words_for({"ckpt", "prune", "out/"}), IsEmpty());
-  EXPECT_THAT(words_for({"completion", ""}), ElementsAre("bash", "zsh", "fish"));
-}
-
-TEST(Completion, ToolsInPythonHaveTheirOptions) {
-  EXPECT_THAT(words_for({"report", "m.jsonl", "--"}),
-              ElementsAre("--help", "--output", "--trace", "--serve", "--port"));
-  EXPECT_THAT(words_for({"ckpt", "export", "--to", ""}), ElementsAre("safetensors", "bin", "dcp"));
-  EXPECT_THAT(words_for({"report", "--output", ""}), IsEmpty());  // files
-}
-
-TEST(Completion, LauncherOptionsStandBeforeTheProgram) {
-  EXPECT_THAT(words_for({"--num_"}),
-              ElementsAre("--num_gpus", "--num_accelerators", "--num_nodes"));
-  EXPECT_THAT(words_for({"--num-n"}), ElementsAre("--num_nodes"));
-  EXPECT_THAT(words_for({"script.py", "--num_"}), IsEmpty());
-}
-
-TEST(Completion, TrainHasItsOwnOptions) {
-  EXPECT_THAT(words_for({"--num_gpus", "2", "train", "--save"}),
-              ElementsAre("--save", "--save_every", "--save_async"));
-  EXPECT_THAT(words_for({"train", "--num_gpus"}), IsEmpty());
-}
-
-TEST(Completion, ValuesThatAreChoices) {
-  EXPECT_THAT(words_for({"--accelerator", ""}), ElementsAre("auto", "cpu", "cuda"));
-  EXPECT_THAT(words_for({"--accelerator=c"}),
-              ElementsAre("--accelerator=cpu", "--accelerator=cuda"));
-  EXPECT_THAT(words_for({"train", "--dtype", "f"}), ElementsAre("fp32", "fp16"));
-  EXPECT_THAT(words_for({"train", "--model", ""}), IsEmpty());  // NAME|FILE are no choices
-  EXPECT_THAT(words_for({"--hostfile", ""}), IsEmpty());
+  EXPECT_THAT(words_for({"--"}), Not(Contains("--start_method")));  // the help hides it, too
+  for (const auto& [words, expected] : std::vector<std::pair<Words, Words>>{
+           {{"pl"}, {"plan"}},
+           {{"my_script"}, {}},              // a file, which the shell knows
+           {{"--num_gpus", "2", "pl"}, {}},  // tools are only the first word
+           {{"ckpt", "p"}, {"prune"}},
+           {{"ckpt", "e"}, {"export"}},
+           {{"ckpt", "prune", "--keep"}, {"--keep_last", "--keep_every"}},
+           {{"ckpt", "prune", "out/"}, {}},
+           {{"completion", ""}, {"bash", "zsh", "fish"}},
+           {{"help", "e"}, {"explain", "env", "environment"}},
+           {{"help", "config", "s"}, {"show", "schema"}},
+           // Tools in Python.
+           {{"report", "m.jsonl", "--"}, {"--help", "--output", "--trace", "--serve", "--port"}},
+           {{"ckpt", "export", "--to", ""}, {"safetensors", "bin", "dcp"}},
+           {{"report", "--output", ""}, {}},
+           // Options of the launcher stand before the program, whose own follow it.
+           {{"--num_"}, {"--num_gpus", "--num_accelerators", "--num_nodes"}},
+           {{"--num-n"}, {"--num_nodes"}},
+           {{"script.py", "--num_"}, {}},
+           {{"--num_gpus", "2", "train", "--save"}, {"--save", "--save_every", "--save_async"}},
+           {{"train", "--num_gpus"}, {}},
+           // Values that are choices.
+           {{"--accelerator", ""}, {"auto", "cpu", "cuda"}},
+           {{"--accelerator=c"}, {"--accelerator=cpu", "--accelerator=cuda"}},
+           {{"train", "--dtype", "f"}, {"fp32", "fp16"}},
+           {{"train", "--model", ""}, {}},
+           {{"--hostfile", ""}, {}}}) {
+    EXPECT_EQ(words_for(words), expected) << fmt::format("{}", fmt::join(words, " "));
+  }
+  EXPECT_EQ(candidates_text({"config", "sc"}),
+            "schema\tPrints the JSON Schema of a configuration, for editors\n");
 }
 
 TEST(Completion, KnowsEveryOptionOfTrain) {
@@ -73,21 +63,6 @@ TEST(Completion, KnowsEveryOptionOfTrain) {
   }
   const std::vector<std::string> found = words_for({"train", "-"});
   EXPECT_EQ(std::set<std::string>(found.begin(), found.end()), expected);
-}
-
-TEST(Completion, OptionsThatTheHelpHidesAreHiddenHereToo) {
-  EXPECT_THAT(words_for({"--"}), Not(Contains("--start_method")));
-}
-
-TEST(Completion, HelpHasTopics) {
-  EXPECT_THAT(words_for({"help", "e"}), ElementsAre("explain", "env", "environment"));
-  EXPECT_THAT(words_for({"help", "config", "s"}), ElementsAre("show", "schema"));
-}
-
-TEST(Completion, LinesHaveAWordAndItsMeaning) {
-  EXPECT_EQ(candidates_text({"config", "sc"}),
-            "schema\tPrints the JSON Schema of a configuration, for editors\n");
-  EXPECT_EQ(candidates_text({"--hostfile", ""}), "");
 }
 
 namespace fs = std::filesystem;
@@ -120,17 +95,7 @@ TEST_F(PythonTool, RunsWithThePythonThatRanksWouldRunWhereThatHasThePackage) {
   EXPECT_EQ(command().environment, environment_);
 }
 
-TEST_F(PythonTool, RunsInABuildTreeWithThePythonItWasBuiltFor) {
-  scratch_.write("own/python/zerorun/__init__.py", "");
-  const fs::path python = scratch_.write("venv/bin/python", "", true);
-  fs::create_symlink(python, scratch_.path() / "own/python/interpreter");
-  environment_["PYTHONPATH"] = "/given";
-  EXPECT_EQ(command().words.front(), python.string());
-  const std::string folder = fs::canonical(scratch_.path() / "own/python").string();
-  EXPECT_EQ(command().environment.at("PYTHONPATH"), folder + ":/given");
-}
-
-TEST_F(PythonTool, RunsInABuildTreeWithTheActiveEnvironmentOfThePythonItWasBuiltFor) {
+TEST_F(PythonTool, RunsInABuildTreeWithThePythonItWasBuiltForOrItsActiveEnvironment) {
   scratch_.write("own/python/zerorun/__init__.py", "");
   fs::create_directories(scratch_.path() / "venv/bin");
   fs::create_directories(scratch_.path() / "active/bin");
@@ -139,12 +104,14 @@ TEST_F(PythonTool, RunsInABuildTreeWithTheActiveEnvironmentOfThePythonItWasBuilt
   }
   fs::create_symlink(scratch_.path() / "venv/bin/python",
                      scratch_.path() / "own/python/interpreter");
-  search_.virtual_env = (scratch_.path() / "active").string();
-  EXPECT_EQ(command().words.front(), (scratch_.path() / "active/bin/python").string());
+  search_.virtual_env = scratch_.path("active");
+  EXPECT_EQ(command().words.front(), scratch_.path("active/bin/python"));
   const std::string folder = fs::canonical(scratch_.path() / "own/python").string();
   EXPECT_EQ(command().environment.at("PYTHONPATH"), folder);
+  environment_["PYTHONPATH"] = "/given";
   search_.virtual_env.clear();  // the installation itself lacks the packages of its environments
-  EXPECT_EQ(command().words.front(), (scratch_.path() / "venv/bin/python").string());
+  EXPECT_EQ(command().words.front(), scratch_.path("venv/bin/python"));
+  EXPECT_EQ(command().environment.at("PYTHONPATH"), folder + ":/given");
 }
 
 TEST_F(PythonTool, RunsWithThePythonThatZerorunIsInstalledBeside) {
@@ -157,10 +124,7 @@ TEST_F(PythonTool, WithoutThePackageItSaysWhichPythonLacksIt) {
   EXPECT_THAT([&] { command(); }, ThrowsMessage<ConfigError>(
                                       HasSubstr("zerorun ckpt import is written in Python, but " +
                                                 python_.string() + " does not have the package")));
-}
-
-TEST_F(PythonTool, OtherWordsAreNotItsAffair) {
-  EXPECT_FALSE(python_tool_command({"ckpt", "ls", "a"}, search_, environment_));
+  EXPECT_FALSE(python_tool_command({"ckpt", "ls", "a"}, search_, environment_));  // not in Python
   EXPECT_FALSE(python_tool_command({"ckpt"}, search_, environment_));
 }
 

@@ -41,26 +41,24 @@ TEST(Doctor, DriversAndLibrariesThatFailAreProblemsAndSlowLinksAdvice) {
          "install");
 }
 
-TEST(Doctor, SharedMemoryThatIsSmallOrFullIsAdvice) {
+TEST(Doctor, SmallSharedMemoryAndLimitsOfTheProcessAreAdvice) {
   expect(check_shared_memory(8 * kGiB, 4 * kGiB), State::good, "8.0 GiB, 4.0 GiB free");
   expect(check_shared_memory(kGiB / 16, kGiB / 16), State::advice, "64.0 MiB", "--shm-size=8g");
   expect(check_shared_memory(8 * kGiB, 0), State::advice, "0 B free", "remove files");
   expect(check_shared_memory(std::nullopt, 0), State::advice, "missing", "--shm-size");
-}
-
-TEST(Doctor, LimitsOfTheProcessAreAdvice) {
   expect(check_locked_memory(std::nullopt), State::good, "no limit");
   expect(check_locked_memory(8 << 20), State::advice, "8.0 MiB", "ulimit -l unlimited");
   expect(check_open_files(4096, 4096), State::good, "4096");
   expect(check_open_files(1024, 1 << 20), State::advice, "1024", "ulimit -n 65536");
   expect(check_open_files(256, 256), State::advice, "256", "limits.conf");
+  const std::vector<Core> cores = {{{0, 1}, 0}, {{2, 3}, 0}};
+  expect(check_cores(cores, 4, 2), State::good, "4 of 4 CPUs, 2 cores, 1 NUMA node");
+  expect(check_cores(cores, 8, 2), State::advice, "4 of 8 CPUs", "taskset");
+  expect(check_cores(cores, 4, 8), State::advice, "2 cores", "fewer cores than GPUs");
 }
 
 TEST(Doctor, LimitsOfTheControlGroupAreAdvice) {
   const Scratch scratch;
-  const auto group = scratch.path() / "sys/fs/cgroup";
-  std::filesystem::create_directories(group / "job");
-  std::filesystem::create_directories(scratch.path() / "proc/self");
   scratch.write("proc/self/cgroup", "0::/job\n");
   scratch.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n");
   scratch.write("sys/fs/cgroup/job/memory.max", "max\n");
@@ -76,18 +74,10 @@ TEST(Doctor, LimitsOfTheControlGroupAreAdvice) {
   expect(check_cpu_time(ControlGroup(scratch.path()), 8), State::advice, "1.5 of 8 CPUs", "--cpus");
 }
 
-TEST(Doctor, CpusThatThisProcessMayNotUseAreAdvice) {
-  const std::vector<Core> cores = {{{0, 1}, 0}, {{2, 3}, 0}};
-  expect(check_cores(cores, 4, 2), State::good, "4 of 4 CPUs, 2 cores, 1 NUMA node");
-  expect(check_cores(cores, 8, 2), State::advice, "4 of 8 CPUs", "taskset");
-  expect(check_cores(cores, 4, 8), State::advice, "2 cores", "fewer cores than GPUs");
-}
-
 TEST(Doctor, RanksThatDoNotExchangeDataAreAProblem) {
   const std::string good = "note\nexchange: 2 ranks (shm) on cpu sum 1 MiB in 0.31 ms\nmore\n";
-  const Check check = check_exchange(good, 0, true);
-  expect(check, State::good, "2 ranks (shm)");
-  EXPECT_EQ(check.found, "2 ranks (shm) on cpu sum 1 MiB in 0.31 ms");
+  EXPECT_EQ(check_exchange(good, 0, true).found, "2 ranks (shm) on cpu sum 1 MiB in 0.31 ms");
+  expect(check_exchange(good, 0, true), State::good, "2 ranks (shm)");
   expect(check_exchange("NCCL error\n", 1, true), State::problem, "ended with 1: NCCL error",
          "NCCL_DEBUG");
   expect(check_exchange("", 0, true), State::problem, "ended with 0");
@@ -132,16 +122,15 @@ TEST(Doctor, AFolderThatCannotBeWrittenIsAProblem) {
 TEST(Doctor, APythonWithoutThePackagesIsAdvice) {
   const Scratch scratch;
   const auto packages = scratch.path() / "lib/python3.11/site-packages";
-  std::filesystem::create_directories(packages / "torch");
-  std::filesystem::create_directories(packages / "zerorun");
+  for (const char* name : {"torch", "zerorun"})
+    std::filesystem::create_directories(packages / name);
   std::filesystem::create_directories(scratch.path() / "bin");
   const auto python = scratch.path() / "bin/python3";
   expect(check_pytorch(python, {}), State::good, "has torch");
-  expect(check_python(python, {}, scratch.path() / "bin"), State::good, "has zerorun");
-  std::filesystem::remove(packages / "torch");
-  std::filesystem::remove(packages / "zerorun");
+  expect(check_python(python, {}, python.parent_path()), State::good, "has zerorun");
+  for (const char* name : {"torch", "zerorun"}) std::filesystem::remove(packages / name);
   expect(check_pytorch(python, {}), State::advice, "does not have torch", "-m pip install torch");
-  expect(check_python(python, {}, scratch.path() / "bin"), State::advice,
+  expect(check_python(python, {}, python.parent_path()), State::advice,
          "does not have the package zerorun", "pip install .");
 }
 
@@ -149,18 +138,15 @@ TEST(Doctor, TextAndJsonSayTheSame) {
   const std::vector<Check> checks = {
       {.name = "port", .found = "1 is free"},
       {.name = "disk", .state = State::problem, .found = "full", .change = "another disk"}};
-  const std::string text = doctor_text(checks);
-  EXPECT_THAT(text, HasSubstr("good     port              1 is free\n"));
-  EXPECT_THAT(text, HasSubstr("PROBLEM  disk              full\n"));
-  EXPECT_THAT(text, HasSubstr("-> another disk\n"));
-  EXPECT_THAT(text, HasSubstr("2 checks: 1 problems, 0 with advice"));
+  EXPECT_THAT(doctor_text(checks),
+              AllOf(HasSubstr("good     port              1 is free\n"),
+                    HasSubstr("PROBLEM  disk              full\n"), HasSubstr("-> another disk\n"),
+                    HasSubstr("2 checks: 1 problems, 0 with advice")));
   const auto json = nlohmann::json::parse(doctor_json(checks));
   ASSERT_EQ(json.size(), 2U);
   EXPECT_EQ(json[0]["state"], "good");
-  EXPECT_EQ(
-      json[1],
-      (nlohmann::json{
-          {"name", "disk"}, {"state", "problem"}, {"found", "full"}, {"change", "another disk"}}));
+  EXPECT_EQ(json[1], nlohmann::json::parse(R"({"name": "disk", "state": "problem",
+                                               "found": "full", "change": "another disk"})"));
 }
 
 }  // namespace

@@ -27,76 +27,62 @@ Config link_config() {
   return config;
 }
 
+constexpr HostLayout kHosts{.world_size = 8, .ranks_per_host = 2, .cpu = true};
+constexpr HostLayout kGpus{.world_size = 8, .ranks_per_host = 2};
+
+struct LinkCase {
+  int stage;
+  int64_t gradients, parameters;
+  HostLayout layout = kHosts;
+  int64_t group = 0;
+  int64_t hpz = 1;
+  bool in_fp32 = true;  // sums of CPU ranks
+  bool drops = true;    // parameters after forward
+};
+
 // By hand: 4 hosts of 2 ranks, 3/4 of everything crosses a host's link.
 TEST(PlanLink, IsWhatCrossesFromOneHostToAllOthers) {
-  Config config = link_config();
-  const std::vector<ParameterSpec> specs = one_weight();
-  const HostLayout layout{.world_size = 8, .ranks_per_host = 2, .cpu = true};
-  const int64_t n = int64_t{3} << 18;  // 3/4 of 2^20 elements
-  const auto at = [&](int stage, const HostLayout& where) {
-    config.zero.stage = stage;
-    const LinkTraffic traffic = plan_link(config, specs, where);
-    return std::pair(traffic.gradients, traffic.parameters);
-  };
-  // Sums in fp32 to their owners, results in bf16.
-  EXPECT_EQ(at(0, layout), std::pair(n * (4 + 2), int64_t{0}));
-  EXPECT_EQ(at(1, layout), std::pair(n * 4, n * 2));
-  EXPECT_EQ(at(2, layout), at(1, layout));
-  EXPECT_EQ(at(3, layout), std::pair(n * 4, n * 2));  // small enough to stay after forward
-  config.zero.max_live_parameters = 0;
-  EXPECT_EQ(at(3, layout), std::pair(n * 4, n * 2 * 2));
-  // A rank alone on its host has no sum to send.
-  EXPECT_EQ(at(1, {.world_size = 4, .ranks_per_host = 1, .cpu = true}), std::pair(n * 2, n * 2));
-  config.precision.communication_dtype = DType::bf16;
-  EXPECT_EQ(at(0, layout), std::pair(n * (2 + 2), int64_t{0}));
-  EXPECT_EQ(at(1, layout), std::pair(n * 2, n * 2));
-  // NCCL's rings leave a host once: 7/8 of each bucket, twice in an all_reduce.
-  const int64_t ring = int64_t{7} << 17;
-  EXPECT_EQ(at(0, {.world_size = 8, .ranks_per_host = 2}), std::pair(ring * 2 * 2, int64_t{0}));
-  EXPECT_EQ(at(1, {.world_size = 8, .ranks_per_host = 8}), std::pair(int64_t{0}, int64_t{0}));
-}
-
-// The same hosts: within a shard group nothing leaves a host, and sums of shards go there and back.
-TEST(PlanLink, OfShardGroupsIsTheSumOfShards) {
-  Config config = link_config();
-  config.zero.max_live_parameters = 0;
-  const std::vector<ParameterSpec> specs = one_weight();
-  const int64_t numel = 1 << 20;
-  const auto at = [&](int stage, int64_t group) {
-    config.zero.stage = stage;
-    config.zero.shard_group_size = group;
-    const LinkTraffic traffic =
-        plan_link(config, specs, {.world_size = 8, .ranks_per_host = 2, .cpu = true});
-    return std::pair(traffic.gradients, traffic.parameters);
-  };
-  for (const int stage : {1, 2, 3}) {
-    EXPECT_EQ(at(stage, 2), std::pair(numel * 3 / 4 * (4 + 4), int64_t{0})) << stage;
+  constexpr int64_t kAll = 1 << 20;
+  constexpr int64_t kPart = kAll * 3 / 4;
+  constexpr int64_t kRing = kAll * 7 / 8;  // NCCL's rings leave a host once
+  constexpr HostLayout kAlone{.world_size = 4, .ranks_per_host = 1, .cpu = true};
+  for (const LinkCase& one : {
+           // Sums in fp32 to their owners, results in bf16.
+           LinkCase{0, kPart * (4 + 2), 0},
+           LinkCase{1, kPart * 4, kPart * 2},
+           LinkCase{2, kPart * 4, kPart * 2},
+           LinkCase{.stage = 3, .gradients = kPart * 4, .parameters = kPart * 2, .drops = false},
+           LinkCase{3, kPart * 4, kPart * 2 * 2},
+           LinkCase{1, kPart * 2, kPart * 2, kAlone},  // which has no sum to send
+           LinkCase{0, kPart * (2 + 2), 0, kHosts, 0, 1, false},
+           LinkCase{1, kPart * 2, kPart * 2, kHosts, 0, 1, false},
+           LinkCase{0, kRing * 2 * 2, 0, kGpus},
+           LinkCase{1, 0, 0, {.world_size = 8, .ranks_per_host = 8}},
+           // Within a shard group nothing leaves a host, and sums of shards go there and back.
+           LinkCase{1, kPart * (4 + 4), 0, kHosts, 2},
+           LinkCase{2, kPart * (4 + 4), 0, kHosts, 2},
+           LinkCase{3, kPart * (4 + 4), 0, kHosts, 2},
+           LinkCase{2, kPart * (2 + 2), 0, kHosts, 2, 1, false},
+           // Two groups of two hosts: half of all within a group, and half of a host's half to the
+           // other one.
+           LinkCase{3, kAll / 2 * 4 + kAll / 4 * (4 + 4), kAll / 2 * 2 * 2, kHosts, 4},
+           // Of the two gathers of a step with hpZ one stays within a host, or two.
+           LinkCase{3, kPart * 4, kPart * 2, kHosts, 0, 2},
+           LinkCase{3, kPart * 4, kPart * 2 + kAll / 2 * 2, kHosts, 0, 4},
+           LinkCase{3, kRing * 2, kRing * 2, kGpus, 0, 2},
+       }) {
+    Config config = link_config();
+    config.zero.stage = one.stage;
+    config.zero.shard_group_size = one.group;
+    config.zero.hpz_partition_size = one.hpz;
+    if (!one.in_fp32) config.precision.communication_dtype = DType::bf16;
+    if (one.drops) config.zero.max_live_parameters = 0;
+    const LinkTraffic traffic = plan_link(config, one_weight(), one.layout);
+    EXPECT_EQ(traffic.gradients, one.gradients)
+        << "stage " << one.stage << " group " << one.group << " hpZ " << one.hpz;
+    EXPECT_EQ(traffic.parameters, one.parameters)
+        << "stage " << one.stage << " group " << one.group << " hpZ " << one.hpz;
   }
-  // Two groups of two hosts: half of all within a group, and half of a host's half to the other
-  // one.
-  EXPECT_EQ(at(3, 4), std::pair(numel / 2 * 4 + numel / 4 * (4 + 4), numel / 2 * 2 * 2));
-  config.precision.communication_dtype = DType::bf16;
-  EXPECT_EQ(at(2, 2), std::pair(numel * 3 / 4 * (2 + 2), int64_t{0}));
-}
-
-// The same hosts: of the two gathers of a step one stays within a host.
-TEST(PlanLink, OfHpzIsOneGather) {
-  Config config = link_config();
-  config.zero.stage = 3;
-  config.zero.max_live_parameters = 0;
-  const std::vector<ParameterSpec> specs = one_weight();
-  const int64_t numel = 1 << 20;
-  const auto gathered = [&](int64_t secondary, bool cpu) {
-    config.zero.hpz_partition_size = secondary;
-    const HostLayout layout{.world_size = 8, .ranks_per_host = 2, .cpu = cpu};
-    return plan_link(config, specs, layout).parameters;
-  };
-  EXPECT_EQ(gathered(1, true), numel * 3 / 4 * 2 * 2);
-  EXPECT_EQ(gathered(2, true), numel * 3 / 4 * 2);
-  EXPECT_EQ(gathered(4, true), numel * 3 / 4 * 2 + numel / 2 * 2);  // of two hosts
-  EXPECT_EQ(gathered(2, false), numel * 7 / 8 * 2);
-  config.batch.accumulation_steps = 3;
-  EXPECT_EQ(gathered(2, true), numel * 3 / 4 * 2);
 }
 
 // Muon's exchanges are not even, and those of GPUs start together.
@@ -139,15 +125,14 @@ TEST(PlanLink, QuantizesIfAnyShardGroupSpansHosts) {
 // The planned model has names and shapes of its own, which the patterns are not about.
 TEST(Plan, HeadsOfMuonAreNoMatterOfTheModelThatIsPlanned) {
   const Scratch folder;
-  const auto file = [&](const std::string& name, const std::string& heads) {
-    return folder.write(name, R"({"optimizer": {"type": "Muon", "params": {"lr": 0.02)" + heads +
-                                  R"(}}, "zero_optimization": {"stage": 2}})");
+  const auto with = [&](const std::string& heads) {
+    return folder.write("ds.json", R"({"optimizer": {"type": "Muon", "params": {"lr": 0.02)" +
+                                       heads + R"(}}, "zero_optimization": {"stage": 2}})");
   };
-  const std::string plain = file("ds.json", "");
-  PlanOptions options{.config = plain, .model = "gpt2"};
+  PlanOptions options{.config = with(""), .model = "gpt2"};
   const std::string expected = plan_report(options);
   for (const char* heads : {R"({"*.q_proj.weight": 12})", R"({"*": 7})"}) {
-    options.config = file("ds.json", fmt::format(R"(, "muon_heads": {})", heads));
+    with(fmt::format(R"(, "muon_heads": {})", heads));
     EXPECT_EQ(plan_report(options), expected) << heads;
     PlanOptions simulated = options;
     simulated.simulate = "hosts=2,gpus=2";
@@ -161,12 +146,6 @@ TEST(Plan, HeadsOfMuonAreNoMatterOfTheModelThatIsPlanned) {
     EXPECT_EQ(load_config(fitted.fit).config.optimizer.muon_heads.size(), 1U);  // still the user's
   }
 }
-
-}  // namespace
-}  // namespace zerorun
-
-namespace zerorun::simulated_exchanges {
-namespace {
 
 std::vector<ParameterSpec> matrices() {
   std::vector<ParameterSpec> specs;
@@ -226,28 +205,26 @@ TEST(ExchangesTest, AStepOfMuonExchangesWhatItsOwnersLack) {
 
 // On GPUs in 16 bits; not on CPUs, whose attention takes no memory.
 TEST(WorkloadTest, CountsTheMemoryOfAttentionsBackward) {
-  PlanOptions options{.model = "gpt2", .micro_batch = 16, .seq_len = 4096};
-  const auto activations = [](const PlanOptions& given) {
-    const std::string report = plan_report(given);
+  const Scratch folder;
+  const std::string bf16 = folder.write("bf16.json", R"({"bf16": {"enabled": true}})");
+  const std::string fast = folder.write(
+      "fast.json",
+      R"({"bf16": {"enabled": true}, "zerorun": {"train": {"fast_attention": true}}})");
+  const auto activations = [](const std::string& config, bool fast_attention, bool cpu = false) {
+    const std::string report = plan_report({.config = config,
+                                            .model = "gpt2",
+                                            .cpu = cpu,
+                                            .micro_batch = 16,
+                                            .seq_len = 4096,
+                                            .fast_attention = fast_attention});
     const size_t at = report.find("activations");
     return report.substr(at, report.find('\n', at) - at);
   };
-  const std::string deterministic = activations(options);
-  options.fast_attention = true;
-  EXPECT_NE(activations(options), deterministic);
-  const Scratch folder;
-  options.config = folder.write(
-      "fast.json",
-      R"({"bf16": {"enabled": true}, "zerorun": {"train": {"fast_attention": true}}})");
-  const std::string fast = activations(options);
-  options.fast_attention = false;
-  EXPECT_EQ(activations(options), fast);
-  options.config = folder.write("bf16.json", R"({"bf16": {"enabled": true}})");
-  EXPECT_EQ(activations(options), deterministic);
-  options.cpu = true;
-  const std::string on_cpu = activations(options);
-  options.fast_attention = true;
-  EXPECT_EQ(activations(options), on_cpu);
+  EXPECT_NE(activations("", true), activations("", false));
+  EXPECT_EQ(activations(fast, true), activations(fast, false));
+  EXPECT_NE(activations(fast, false), activations(bf16, false));
+  EXPECT_EQ(activations(bf16, false), activations("", false));
+  EXPECT_EQ(activations(bf16, true, true), activations(bf16, false, true));
 }
 
 // 48 MB of masters and states where nothing is left out: offloaded ones are more than what is kept
@@ -262,68 +239,48 @@ std::vector<ParameterSpec> specs_of_plan() {
   return specs;
 }
 
-struct Planned {
-  int stage = 0;
-  DType dtype = DType::bf16;
-  OffloadDevice optimizer = OffloadDevice::none;
-  OffloadDevice param = OffloadDevice::none;
-  int64_t asked = 0;
-};
-
-Config config_of(const Planned& planned) {
+// What the saver of a real engine would take; the plan leaves the padding of its pieces out.
+void expect_planned(int stage, DType dtype, int world_size,
+                    OffloadDevice optimizer = OffloadDevice::none,
+                    OffloadDevice param = OffloadDevice::none, int64_t asked = 0) {
+  const std::vector<ParameterSpec> specs = specs_of_plan();
   Config config;
   config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = planned.dtype;
-  config.zero.stage = planned.stage;
-  config.offload.optimizer.device = planned.optimizer;
-  config.offload.optimizer.nvme_path = test_paths::build();
-  config.offload.param.device = planned.param;
-  config.offload.param.nvme_path = test_paths::build();
+  config.precision.param_dtype = dtype;
+  config.zero.stage = stage;
+  config.offload.optimizer.device = optimizer;
+  config.offload.param.device = param;
+  config.offload.optimizer.nvme_path = config.offload.param.nvme_path = test_paths::build();
+  EXPECT_EQ(plan_snapshot(config, specs, {world_size, world_size, true}), 0) << "nothing is asked";
   config.checkpoint.async_save = true;
-  config.checkpoint.async_buffer_size = planned.asked;
-  return config;
-}
-
-// What the saver of a real engine would take; the plan leaves the padding of its pieces out.
-void expect_planned(const Planned& planned, int world_size) {
-  const std::vector<ParameterSpec> specs = specs_of_plan();
-  const Config config = config_of(planned);
+  config.checkpoint.async_buffer_size = asked;
   const int64_t plan = plan_snapshot(config, specs, {world_size, world_size, true});
   testing::run_ranks(world_size, [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(config, *device, comm, specs, {ParameterGroup{}});
-    const auto real = static_cast<int64_t>(
-        snapshot_nbytes(engine->states(), static_cast<uint64_t>(planned.asked)));
-    const std::string what =
-        fmt::format("stage {}, {}, {} ranks, offload {} {}, asked {}", planned.stage,
-                    name_of(planned.dtype), world_size, static_cast<int>(planned.optimizer),
-                    static_cast<int>(planned.param), planned.asked);
-    EXPECT_NEAR(static_cast<double>(plan), static_cast<double>(real), 0.01 * real + 20'000) << what;
+    const auto real =
+        static_cast<double>(snapshot_nbytes(engine->states(), static_cast<uint64_t>(asked)));
+    EXPECT_NEAR(static_cast<double>(plan), real, 0.01 * real + 20'000)
+        << fmt::format("stage {}, {}, {} ranks, offload {} {}, asked {}", stage, name_of(dtype),
+                       world_size, static_cast<int>(optimizer), static_cast<int>(param), asked);
   });
 }
 
 TEST(PlanSnapshot, IsWhatTheSaverOfAnEngineTakes) {
   using enum OffloadDevice;
   for (const int stage : {0, 1, 2, 3}) {
-    for (const DType dtype : {DType::bf16, DType::fp32}) {
-      for (const int world_size : {1, 2, 3}) {
-        if (dtype == DType::fp32 && world_size != 2) continue;
-        expect_planned({stage, dtype}, world_size);
-        expect_planned({stage, dtype, none, none, 1 << 20}, world_size);
-        if (stage == 0) continue;
-        expect_planned({stage, dtype, cpu}, world_size);
-        expect_planned({stage, dtype, nvme}, world_size);
-        if (stage == 3) expect_planned({stage, dtype, cpu, cpu}, world_size);
-        if (stage == 3) expect_planned({stage, dtype, none, cpu}, world_size);
-      }
+    for (const auto& [dtype, world_size] :
+         {std::pair(DType::bf16, 1), {DType::bf16, 2}, {DType::bf16, 3}, {DType::fp32, 2}}) {
+      expect_planned(stage, dtype, world_size);
+      expect_planned(stage, dtype, world_size, none, none, 1 << 20);
+      if (stage == 0) continue;
+      expect_planned(stage, dtype, world_size, cpu);
+      expect_planned(stage, dtype, world_size, nvme);
+      if (stage < 3) continue;
+      expect_planned(stage, dtype, world_size, cpu, cpu);
+      expect_planned(stage, dtype, world_size, none, cpu);
     }
   }
-}
-
-TEST(PlanSnapshot, IsNothingWithoutAsynchronousSaves) {
-  Config config = config_of({2});
-  config.checkpoint.async_save = false;
-  EXPECT_EQ(plan_snapshot(config, specs_of_plan(), {2, 2, true}), 0);
 }
 
 TEST(PlanJson, ItSaysWhatTheTableSays) {
@@ -337,4 +294,4 @@ TEST(PlanJson, ItSaysWhatTheTableSays) {
 }
 
 }  // namespace
-}  // namespace zerorun::simulated_exchanges
+}  // namespace zerorun

@@ -43,20 +43,11 @@ TEST_F(ProgressBarTest, SaysHowMuchIsDoneAndLeavesNothing) {
   EXPECT_EQ(seen(), "\r\033[K");
 }
 
-TEST_F(ProgressBarTest, ShortWorkHasNone) {
-  {
-    ProgressBar bar("reading", 200, terminal_.get());
-    bar.add(100);
-  }
+TEST_F(ProgressBarTest, ShortWorkAndFilesHaveNone) {
+  ProgressBar("reading", 200, terminal_.get()).add(100);
   EXPECT_EQ(seen(), "");
-}
-
-TEST_F(ProgressBarTest, AFileGetsNone) {
   const File file(std::tmpfile(), &std::fclose);
-  {
-    ProgressBar bar("reading", 200, file.get(), std::chrono::milliseconds(0));
-    bar.add(100);
-  }
+  ProgressBar("reading", 200, file.get(), std::chrono::milliseconds(0)).add(100);
   std::fflush(file.get());
   EXPECT_EQ(std::ftell(file.get()), 0);
 }

@@ -10,7 +10,6 @@
 #include "tests/train/model/kernels_conformance.h"
 #include "tests/train/model/model_conformance.h"
 #include "train/cuda/cuda_kernels.h"
-#include "zerorun/error.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -67,37 +66,27 @@ namespace zerorun::train::cuda {
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;
-constexpr CudnnVersion kOrdered{92500, 9};
 
 AttentionShape gpt2(int64_t batch, int64_t seq_len) {
   return {.batch = batch, .seq_len = seq_len, .heads = 12, .width = 768};
 }
 
-TEST(AttentionWorkspaceTest, GrowsWithTheSquareOfTheSequenceInWholeTiles) {
+TEST(AttentionWorkspaceTest, GrowsWithTheSquareOfTheSequenceUnlessItIsFast) {
   EXPECT_EQ(attention_workspace(gpt2(16, 1024)), 384 * kMiB);
-  EXPECT_EQ(attention_workspace(gpt2(1, 65)), 2 * 12 * 128 * 128);
-}
-
-TEST(AttentionWorkspaceTest, OfTheFastBackwardGrowsWithTheSequence) {
+  EXPECT_EQ(attention_workspace(gpt2(1, 65)), 2 * 12 * 128 * 128);  // in whole tiles
   EXPECT_EQ(fast_attention_workspace(gpt2(16, 1024)), 4.0 * 16 * 1024 * (768 + 12));
   EXPECT_TRUE(cudnn_has_attention(gpt2(16, 1024), DType::bf16));
   EXPECT_FALSE(cudnn_has_attention(gpt2(16, 1024), DType::fp32));
 }
 
-TEST(AttentionWorkspaceTest, TheLimitIsHeldWhereCudnnCanOrItIsEnough) {
-  EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 0, kOrdered));
-  EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 384 * kMiB, {91000, 8}));
-}
-
 TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
   EXPECT_NO_THROW(refuse_unused({}, "no cuDNN"));
-  const auto refusal = [](const KernelOptions& options) {
-    return error_of<ConfigError>([&] { refuse_unused(options, "no cuDNN"); });
-  };
-  EXPECT_THAT(refusal({.attention_workspace = 0}),
-              AllOf(HasSubstr("--attention_workspace"), HasSubstr("no cuDNN")));
-  EXPECT_THAT(refusal({.fast_attention = true}),
-              AllOf(HasSubstr("--fast_attention"), HasSubstr("no cuDNN")));
+  for (const auto& [options, name] :
+       {std::pair(KernelOptions{.attention_workspace = 0}, "--attention_workspace"),
+        {KernelOptions{.fast_attention = true}, "--fast_attention"}}) {
+    EXPECT_THAT(error_of<ConfigError>([&] { refuse_unused(options, "no cuDNN"); }),
+                AllOf(HasSubstr(name), HasSubstr("no cuDNN")));
+  }
 }
 
 // On Blackwell cuDNN has it from 9.18 on.
@@ -110,13 +99,15 @@ TEST(LacksAttentionTest, WhereTheBackwardHasNoOrderedKernelTheWarningSaysWhatHel
               AllOf(HasSubstr("has no attention for"), Not(HasSubstr("--fast_attention"))));
 }
 
-TEST(AttentionWorkspaceTest, WhereItCannotBeHeldTheErrorSaysWhatWould) {
+TEST(AttentionWorkspaceTest, TheLimitIsHeldWhereCudnnCanOrItIsEnough) {
+  EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 0, {92500, 9}));
+  EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 384 * kMiB, {91000, 8}));
   for (const CudnnVersion version : {CudnnVersion{92499, 9}, CudnnVersion{92500, 8}}) {
     EXPECT_THAT(
-        [&] { check_attention_workspace(gpt2(16, 1024), 384 * kMiB - 1, version); },
-        ThrowsMessage<ConfigError>(AllOf(HasSubstr("--attention_workspace"), HasSubstr("384.0 MiB"),
-                                         HasSubstr("16 x 1024 positions and 12 heads"),
-                                         HasSubstr("smaller micro-batch"))));
+        error_of<ConfigError>(
+            [&] { check_attention_workspace(gpt2(16, 1024), 384 * kMiB - 1, version); }),
+        AllOf(HasSubstr("--attention_workspace"), HasSubstr("384.0 MiB"),
+              HasSubstr("16 x 1024 positions and 12 heads"), HasSubstr("smaller micro-batch")));
   }
 }
 

@@ -8,10 +8,9 @@
 #include "testing/fake_cublas_lt/cublas_lt.h"
 #include "tests/common.h"
 #include "tests/device/cuda/failing_calls.h"
-#include "tests/train/token_file.h"
+#include "tests/train/run/trainer_fixture.h"
 #include "train/cuda/cuda_kernels.h"
 #include "train/cuda/kernels.h"
-#include "train/run/trainer.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -43,23 +42,16 @@ class FakeCudnn final : public cuda::CudnnAttention {
   }
 };
 
-class TrainingFailureTest : public ::testing::Test {
+class TrainingFailureTest : public TrainerTest {
  protected:
-  TrainingFailureTest()
-      : data_(folder_.write("text", std::string(400, 'a') + std::string(400, 'b'))),
-        model_(folder_.write("model.json", R"({"n_embd": 8, "n_layer": 1, "n_head": 1,
-                                               "n_positions": 8, "n_inner": 16})")),
-        config_(folder_.write("config.json", R"({
-          "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1,
-          "zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}})")) {}
-
+  TrainingFailureTest() {
+    model_ = folder_.write("model.json", R"({"n_embd": 8, "n_layer": 1, "n_head": 1,
+                                             "n_positions": 8, "n_inner": 16})");
+  }
   uint64_t train(bool fused_attention) const {
     const auto device = std::make_shared<CudaDevice>(0, 0);
     const auto comm = make_nccl_communicator({.device = device});
-    const RunSetup setup =
-        make_run_setup(parse_command_line({"--data", data_, "--model", model_, "--seq_len", "8",
-                                           "--dtype", "fp32", "--config", config_}),
-                       {});
+    const RunSetup setup = setup_of({"--dtype", "fp32", "--config", config_});
     cuda::FusedAttention attention{nullptr, "a test"};
     if (fused_attention) attention.cudnn = std::make_unique<FakeCudnn>();
     Trainer trainer(setup, *comm, *device,
@@ -69,10 +61,7 @@ class TrainingFailureTest : public ::testing::Test {
     return trainer.engine().states().parameter_hash();
   }
 
-  const Scratch folder_;
-  const std::string data_;
-  const std::string model_;
-  const std::string config_;
+  const std::string config_ = config(2);
 };
 
 TEST_F(TrainingFailureTest, EveryRefusedCallIsATypedErrorOrWithoutConsequence) {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <ostream>
-
 #include "tests/common.h"
 #include "tests/train/model/reference.h"
 #include "train/cpu/cpu_kernels.h"
@@ -31,7 +29,7 @@ inline std::ostream& operator<<(std::ostream& out, const KernelsUnderTest& kerne
 }
 
 inline std::string name_of_case(const ::testing::TestParamInfo<KernelsUnderTest>& info) {
-  return info.param.name + "_" + std::string(name_of(info.param.parameters));
+  return ::testing::PrintToString(info.param);
 }
 
 // The three dtypes of parameters on one implementation.
@@ -52,13 +50,14 @@ inline double rounding_of(DType dtype) {
 
 // Elements of any dtype in a device's memory.
 inline Doubles read_back(Device& device, TensorView view) {
-  std::vector<std::byte> bytes(view.nbytes());
-  device.download(device.inline_stream(), view, bytes.data());
-  device.inline_stream().synchronize();
-  const TensorView host{bytes.data(), view.numel, view.dtype};
-  Doubles values;
-  for (int64_t i = 0; i < host.numel; ++i) values.push_back(element(host, i));
-  return values;
+  Stream& stream = device.inline_stream();
+  const Buffer wide =
+      device.allocate(static_cast<size_t>(view.numel) * sizeof(float), MemoryCategory::other);
+  std::vector<float> values(static_cast<size_t>(view.numel));
+  device.cast(stream, view, view_of(wide, DType::fp32, view.numel));
+  device.download(stream, view_of(wide, DType::fp32, view.numel), values.data());
+  stream.synchronize();
+  return {values.begin(), values.end()};
 }
 
 // A tensor in a device's memory, and the values it holds.
@@ -69,9 +68,11 @@ class DeviceTensor {
         numel_(std::ssize(values)),
         dtype_(dtype),
         buffer_(device.allocate(values.size() * size_of(dtype), MemoryCategory::other)) {
-    StoredTensor host(values, dtype);
-    device_.upload(device_.inline_stream(), host.view().data, view());
-    device_.inline_stream().synchronize();
+    Stream& stream = device.inline_stream();
+    const Buffer wide = device.allocate(values.size_bytes(), MemoryCategory::other);
+    device.upload(stream, values.data(), view_of(wide, DType::fp32, numel_));
+    device.cast(stream, view_of(wide, DType::fp32, numel_), view());
+    stream.synchronize();
   }
   DeviceTensor(Device& device, DType dtype, int64_t numel, float value)
       : DeviceTensor(device, dtype, std::vector<float>(static_cast<size_t>(numel), value)) {}
@@ -101,7 +102,7 @@ class DeviceIndices {
   Buffer buffer_;
 };
 
-class KernelsSuite : public ::testing::TestWithParam<KernelsUnderTest> {
+class KernelsConformance : public ::testing::TestWithParam<KernelsUnderTest> {
  protected:
   DType parameters() const { return GetParam().parameters; }
   DType activations() const { return kernels_->activation_dtype(); }

@@ -16,48 +16,6 @@ inline std::vector<float> random_floats(int64_t numel, unsigned seed, float scal
   return values;
 }
 
-inline Doubles widened(std::span<const float> values) { return {values.begin(), values.end()}; }
-
-// Element i of a stored tensor.
-inline float element(const TensorView& view, int64_t i) {
-  if (view.dtype == DType::bf16) return to_float(view.as<Bf16>()[i]);
-  if (view.dtype == DType::fp16) return to_float(view.as<Fp16>()[i]);
-  return view.as<float>()[i];
-}
-
-inline void set_element(const TensorView& view, int64_t i, float value) {
-  if (view.dtype == DType::bf16) {
-    view.as<Bf16>()[i] = to_bf16(value);
-  } else if (view.dtype == DType::fp16) {
-    view.as<Fp16>()[i] = to_fp16(value);
-  } else {
-    view.as<float>()[i] = value;
-  }
-}
-
-// A tensor of any dtype, and the values it holds.
-class StoredTensor {
- public:
-  StoredTensor(std::span<const float> values, DType dtype) : dtype_(dtype) {
-    bytes_.resize(values.size() * size_of(dtype));
-    for (size_t i = 0; i < values.size(); ++i) {
-      set_element(view(), static_cast<int64_t>(i), values[i]);
-    }
-  }
-  TensorView view() {
-    return {bytes_.data(), static_cast<int64_t>(bytes_.size() / size_of(dtype_)), dtype_};
-  }
-  Doubles values() {
-    Doubles result;
-    for (int64_t i = 0; i < view().numel; ++i) result.push_back(element(view(), i));
-    return result;
-  }
-
- private:
-  DType dtype_;
-  std::vector<std::byte> bytes_;
-};
-
 // c[rows, cols] = a[rows, inner] * b[inner, cols], given as functions of row and column.
 using Entry = std::function<double(int64_t row, int64_t col)>;
 inline Doubles product(int64_t rows, int64_t cols, int64_t inner, const Entry& a, const Entry& b) {
@@ -72,15 +30,13 @@ inline Doubles product(int64_t rows, int64_t cols, int64_t inner, const Entry& a
   return c;
 }
 
-inline Entry entries(const Doubles& values, int64_t stride) {
-  return [&values, stride](int64_t row, int64_t col) {
+inline Entry entries(Doubles values, int64_t stride) {
+  return [values = std::move(values), stride](int64_t row, int64_t col) {
     return values[static_cast<size_t>(row * stride + col)];
   };
 }
-inline Entry transposed(const Doubles& values, int64_t stride) {
-  return [&values, stride](int64_t row, int64_t col) {
-    return values[static_cast<size_t>(col * stride + row)];
-  };
+inline Entry transposed(const Entry& a) {
+  return [a](int64_t row, int64_t col) { return a(col, row); };
 }
 
 // Each row of `a`, as long as `b`, and `b`.

@@ -4,7 +4,6 @@
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/train/run/trainer_fixture.h"
-#include "tests/train/token_file.h"
 #include "train/run/run_setup.h"
 
 namespace zerorun::train::testing {
@@ -14,26 +13,18 @@ std::string cli_error_of(const std::vector<std::string>& arguments) {
   return error_of([&] { parse_command_line(arguments); });
 }
 
-TEST(OptionsTest, DefaultsNeedNoArguments) {
-  const CommandLine line = parse_command_line({});
-  EXPECT_FALSE(line.config);
-  EXPECT_TRUE(line.options.data.empty());
-  EXPECT_EQ(line.options.save, "out/train");
-  EXPECT_FALSE(line.options.sample);
+TrainOptions options_of(const std::vector<std::string>& arguments) {
+  return parse_command_line(arguments).options;
 }
 
-TEST(OptionsTest, TheHelpIsPlain) {
+// The help promises that they are.
+TEST(OptionsTest, TheFirstTwoGroupsOfTheHelpAreTheKeysOfTheConfig) {
   const std::string help = parse_command_line({"--help"}).help;
   EXPECT_THAT(help, StartsWith("Trains a GPT-2 model on text, on one or more ranks.\n\nUsage: "
                                "zerorun [LAUNCHER OPTIONS] train [OPTIONS]\n\n"));
   for (const char* type : {" TEXT", " INT", " UINT", " FLOAT", " in [", "\n\n\n"}) {
     EXPECT_THAT(help, Not(HasSubstr(type)));
   }
-}
-
-// The help promises it.
-TEST(OptionsTest, TheFirstTwoGroupsOfTheHelpAreTheKeysOfTheConfig) {
-  const std::string help = parse_command_line({"--help"}).help;
   const size_t begin = help.find("\nJob:");
   std::istringstream lines(help.substr(begin, help.find("\nDevice:") - begin));
   std::set<std::string_view> keys;
@@ -45,39 +36,32 @@ TEST(OptionsTest, TheFirstTwoGroupsOfTheHelpAreTheKeysOfTheConfig) {
   EXPECT_THAT(options, ::testing::ElementsAreArray(keys));
 }
 
-TEST(OptionsTest, TheAcceleratorIsChosen) {
-  EXPECT_EQ(parse_command_line({}).options.accelerator, Accelerator::automatic);
-  EXPECT_EQ(parse_command_line({"--accelerator", "cuda"}).options.accelerator, Accelerator::cuda);
-  EXPECT_EQ(parse_command_line({"--accelerator=cpu"}).options.accelerator, Accelerator::cpu);
-  EXPECT_THAT(cli_error_of({"--accelerator", "tpu"}),
-              HasSubstr("--accelerator: expected one of auto, cpu, cuda, got 'tpu'"));
-}
-
-TEST(OptionsTest, DataTakesSeveralPaths) {
-  const TrainOptions options =
-      parse_command_line({"--data", "a", "b", "--steps", "3", "--data", "c"}).options;
-  EXPECT_THAT(options.data, ElementsAre("a", "b", "c"));
-  EXPECT_EQ(options.steps, 3);
+TEST(OptionsTest, TheLastOfARepeatedOptionCountsAndPathsAreJoined) {
+  EXPECT_FALSE(parse_command_line({}).config);
+  const TrainOptions none = options_of({});
+  EXPECT_EQ(none.save, "out/train");
+  EXPECT_FALSE(none.sample);
+  EXPECT_EQ(none.accelerator, Accelerator::automatic);
+  const TrainOptions given =
+      options_of({"--data", "a", "b", "--steps", "3", "--data", "c", "--micro-batch=3",
+                  "--save-every", "5", "--steps", "4", "--save=a-b", "--accelerator", "cuda"});
+  EXPECT_THAT(given.data, ElementsAre("a", "b", "c"));
+  EXPECT_EQ(given.steps, 4);
+  EXPECT_EQ(given.micro_batch, 3);
+  EXPECT_EQ(given.save_every, 5);
+  EXPECT_EQ(given.save, "a-b");
+  EXPECT_EQ(given.accelerator, Accelerator::cuda);
 }
 
 TEST(OptionsTest, EmptyTextsMeanNone) {
-  for (const std::vector<std::string>& arguments :
-       {std::vector<std::string>{"--save", "", "--sample", "", "--steps", "2"},
-        std::vector<std::string>{"--save=", "--sample=", "--steps=2"}}) {
-    const TrainOptions options = parse_command_line(arguments).options;
+  for (const TrainOptions& options :
+       {options_of({"--save", "", "--sample", "", "--steps", "2", "--accelerator=cpu"}),
+        options_of({"--save=", "--sample=", "--steps=2", "--accelerator=cpu"})}) {
     EXPECT_EQ(options.save, "");
     EXPECT_EQ(options.sample, "");
     EXPECT_EQ(options.steps, 2);
+    EXPECT_EQ(options.accelerator, Accelerator::cpu);
   }
-}
-
-TEST(OptionsTest, WordsAreJoinedByEitherSign) {
-  EXPECT_EQ(parse_command_line({"--micro-batch=3"}).options.micro_batch, 3);
-  EXPECT_EQ(parse_command_line({"--save-every", "5"}).options.save_every, 5);
-  EXPECT_EQ(parse_command_line({"--save=a-b"}).options.save, "a-b");
-}
-
-TEST(OptionsTest, OtherEmptyTextsAreErrors) {
   for (const char* option :
        {"--data", "--model", "--init", "--resume", "--metrics", "--config", "--logits"}) {
     EXPECT_THAT(cli_error_of({option, ""}),
@@ -85,17 +69,14 @@ TEST(OptionsTest, OtherEmptyTextsAreErrors) {
   }
 }
 
-TEST(OptionsTest, TheLastOfARepeatedOptionCounts) {
-  EXPECT_EQ(parse_command_line({"--steps", "3", "--steps", "4"}).options.steps, 4);
-}
-
 TEST(OptionsTest, TheCommandLineWinsOverTheConfig) {
   const Scratch folder;
   const std::string config = folder.write("c.json", R"({
-    "train_micro_batch_size_per_gpu": 4,
-    "zerorun": {"train": {"steps": 7, "seq_len": 32, "data": ["x", "y"], "recompute": true,
+    "train_micro_batch_size_per_gpu": 4, "checkpoint": {"async_save": true, "keep_last": 3, "keep_every": 10},
+    "zerorun": {"trace": {"file": "theirs.json", "steps": [3, 5]},
+                "train": {"steps": 7, "seq_len": 32, "data": ["x", "y"], "recompute": true,
                           "sample": "", "model": "mini", "seed": 0}}})");
-  const TrainOptions from_file = parse_command_line({"--config", config}).options;
+  const TrainOptions from_file = options_of({"--config", config});
   EXPECT_EQ(from_file.steps, 7);
   EXPECT_EQ(from_file.seq_len, 32);
   EXPECT_THAT(from_file.data, ElementsAre("x", "y"));
@@ -103,51 +84,18 @@ TEST(OptionsTest, TheCommandLineWinsOverTheConfig) {
   EXPECT_EQ(from_file.sample, "");
   EXPECT_EQ(from_file.model, "mini");
   EXPECT_EQ(from_file.seed, 0U);
-  const TrainOptions both =
-      parse_command_line({"--steps=9", "--config", config, "--data", "z"}).options;
+  EXPECT_EQ(from_file.trace, "theirs.json");
+  EXPECT_THAT(from_file.trace_steps, ElementsAre(3, 5));
+  EXPECT_TRUE(from_file.save_async);
+  EXPECT_EQ(from_file.keep_last, 3);
+  EXPECT_EQ(from_file.keep_every, 10);
+  const TrainOptions both = options_of({"--steps=9", "--config", config, "--data", "z", "--trace",
+                                        "ours.json", "--trace_steps", "7", "7"});
   EXPECT_EQ(both.steps, 9);
   EXPECT_EQ(both.seq_len, 32);
   EXPECT_THAT(both.data, ElementsAre("z"));
-}
-
-TEST(OptionsTest, ATimelineIsAskedForHereOrInTheConfig) {
-  const Scratch folder;
-  const std::string config = folder.write("config.json", R"({
-    "train_batch_size": 4, "optimizer": {"type": "AdamW"},
-    "zerorun": {"trace": {"file": "theirs.json", "steps": [3, 5]}}})");
-  const TrainOptions theirs = parse_command_line({"--config", config}).options;
-  EXPECT_EQ(theirs.trace, "theirs.json");
-  EXPECT_THAT(theirs.trace_steps, ElementsAre(3, 5));
-  const TrainOptions ours = parse_command_line({"--config", config, "--trace", "ours.json",
-                                                "--trace_steps", "7", "7", "--steps", "9"})
-                                .options;
-  EXPECT_EQ(ours.trace, "ours.json");
-  EXPECT_THAT(ours.trace_steps, ElementsAre(7, 7));
-  EXPECT_EQ(ours.steps, 9);
-  EXPECT_THAT(cli_error_of({"--trace", "t", "--trace_steps", "5", "4"}),
-              HasSubstr("--trace_steps: got 5 4, expected the first and the last step"));
-  const std::string three = folder.write(
-      "three.json", R"({"train_batch_size": 4, "zerorun": {"trace": {"steps": [1, 2, 3]}}})");
-  EXPECT_THAT(cli_error_of({"--config", three}),
-              HasSubstr("/zerorun/trace/steps: got 3 values, expected at most 2"));
-}
-
-TEST(OptionsTest, CheckpointsAreSavedAsTheConfigSaysByAnyOfItsKeys) {
-  const Scratch folder;
-  for (const char* keys :
-       {R"("checkpoint": {"async_save": true})", R"("checkpoint": {"writer": {"decoupled": true}})",
-        R"("datastates_ckpt": {"host_cache_size": 1})"}) {
-    const std::string config =
-        folder.write("config.json", fmt::format(R"({{"train_batch_size": 4, {}}})", keys));
-    EXPECT_TRUE(parse_command_line({"--config", config}).options.save_async) << keys;
-  }
-  const std::string config =
-      folder.write("config.json",
-                   R"({"train_batch_size": 4, "checkpoint": {"keep_last": 3, "keep_every": 10}})");
-  const TrainOptions options = parse_command_line({"--config", config}).options;
-  EXPECT_FALSE(options.save_async);
-  EXPECT_EQ(options.keep_last, 3);
-  EXPECT_EQ(options.keep_every, 10);
+  EXPECT_EQ(both.trace, "ours.json");
+  EXPECT_THAT(both.trace_steps, ElementsAre(7, 7));
 }
 
 TEST(OptionsTest, EverySpellingOfTheConfigMeansTheSame) {
@@ -155,48 +103,52 @@ TEST(OptionsTest, EverySpellingOfTheConfigMeansTheSame) {
   const std::string config = folder.write("c.json", R"({"train_micro_batch_size_per_gpu": 4})");
   const std::string other = folder.write("d.json", R"({"train_micro_batch_size_per_gpu": 4})");
   for (const std::vector<std::string>& arguments :
-       {std::vector<std::string>{"--config", config},
-        std::vector<std::string>{"--deepspeed", config},
-        std::vector<std::string>{"--deepspeed", "--deepspeed_config", config},
-        std::vector<std::string>{"--deepspeed_config=" + config, "--local_rank=1"},
-        std::vector<std::string>{"--local_rank", "1", "--config", config, "--deepspeed", config}}) {
+       {std::vector<std::string>{"--deepspeed", config},
+        {"--deepspeed", "--deepspeed_config", config},
+        {"--deepspeed_config=" + config, "--local_rank=1"},
+        {"--local_rank", "1", "--config", config, "--config", config, "--deepspeed", config}}) {
     const CommandLine line = parse_command_line(arguments);
     ASSERT_TRUE(line.config);
     EXPECT_EQ(line.config->config.batch.micro_batch_size, 4);
   }
-  EXPECT_THAT(cli_error_of({"--config", config, "--deepspeed", other}),
-              HasSubstr("a run has one config, got two"));
+  for (const char* first : {"--config", "--deepspeed"}) {
+    EXPECT_THAT(cli_error_of({first, config, "--deepspeed", other}),
+                HasSubstr("a run has one config, got two: "));
+  }
   EXPECT_THAT(cli_error_of({"--config", config, "--config", other}), HasSubstr("got two: "));
-  EXPECT_THAT(cli_error_of({"--deepspeed", config, "--deepspeed", other}), HasSubstr("got two: "));
-  EXPECT_EQ(cli_error_of({"--config", config, "--config", config}), "");
-  EXPECT_THAT(cli_error_of({"--deepspeed"}), HasSubstr("--deepspeed FILE"));
 }
 
-TEST(OptionsTest, BadValuesNameTheOption) {
-  EXPECT_EQ(cli_error_of({"--stepz", "3"}), "unknown option --stepz; did you mean --steps?");
-  EXPECT_EQ(cli_error_of({"--micro-bach=3"}),
-            "unknown option --micro_bach; did you mean --micro_batch?");
-  EXPECT_EQ(cli_error_of({"-resume", "x"}), "unknown option -resume; did you mean --resume?");
-  EXPECT_EQ(
-      cli_error_of({"--entirely_different"}),
-      "unknown option --entirely_different; see train --help; the launcher's options come before "
-      "the word train");
-  EXPECT_EQ(cli_error_of({"text.txt"}),
-            "unexpected argument 'text.txt': it belongs to no option; see train --help");
+TEST(OptionsTest, ErrorsNameTheOption) {
+  const Scratch folder;
+  const std::string typo = folder.write("c.json", R"({"zerorun": {"train": {"stepz": 1}}})");
+  const std::string three = folder.write(
+      "three.json", R"({"train_batch_size": 4, "zerorun": {"trace": {"steps": [1, 2, 3]}}})");
+  for (const auto& [arguments, message] :
+       std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--stepz", "3"}, "unknown option --stepz; did you mean --steps?"},
+           {{"--micro-bach=3"}, "unknown option --micro_bach; did you mean --micro_batch?"},
+           {{"-resume", "x"}, "unknown option -resume; did you mean --resume?"},
+           {{"--entirely_different"}, "see train --help; the launcher's options come before"},
+           {{"text.txt"}, "unexpected argument 'text.txt': it belongs to no option; see train"},
+           {{"--accelerator", "tpu"}, "--accelerator: expected one of auto, cpu, cuda, got 'tpu'"},
+           {{"--steps", "many"}, "'many'"},
+           {{"--steps", "-1"}, "at least 0"},
+           {{"--seq_len", "0"}, "at least 1"},
+           {{"--dtype", "fp8"}, "fp8"},
+           {{"--config", "/nowhere.json"}, "/nowhere.json"},
+           {{"--config", typo}, "/zerorun/train/stepz"},
+           {{"--config", three}, "/zerorun/trace/steps: got 3 values, expected at most 2"},
+           {{"--deepspeed"}, "--deepspeed FILE"},
+           {{"--save_every", "3", "--save="}, "--save DIR"},
+           {{"--init", "a", "--resume", "b"}, "--init a"},
+           {{"--trace", "t", "--trace_steps", "5", "4"},
+            "--trace_steps: got 5 4, expected the first and the last step"}}) {
+    EXPECT_THAT(cli_error_of(arguments), HasSubstr(message));
+  }
   for (const char* value : {"nan", "-nan", "inf", "-0.1", "100.5", "warm", "", "1e999"}) {
     EXPECT_THAT(cli_error_of({"--temperature", value}),
-                AllOf(HasSubstr("--temperature"), HasSubstr("expected a number from 0 to 100")));
+                HasSubstr("--temperature: expected a number from 0 to 100"));
   }
-  EXPECT_THAT(cli_error_of({"--steps", "many"}), AllOf(HasSubstr("--steps"), HasSubstr("'many'")));
-  EXPECT_THAT(cli_error_of({"--steps", "-1"}), HasSubstr("at least 0"));
-  EXPECT_THAT(cli_error_of({"--seq_len", "0"}), HasSubstr("at least 1"));
-  EXPECT_THAT(cli_error_of({"--dtype", "fp8"}), HasSubstr("fp8"));
-  EXPECT_THAT(cli_error_of({"--config", "/nowhere.json"}), HasSubstr("/nowhere.json"));
-  EXPECT_THAT(cli_error_of({"--save_every", "3", "--save="}), HasSubstr("--save DIR"));
-  EXPECT_THAT(cli_error_of({"--init", "a", "--resume", "b"}), HasSubstr("--init a"));
-  const Scratch folder;
-  const std::string config = folder.write("c.json", R"({"zerorun": {"train": {"stepz": 1}}})");
-  EXPECT_THAT(cli_error_of({"--config", config}), HasSubstr("/zerorun/train/stepz"));
 }
 
 class RunSetupTest : public TrainerTest {
@@ -211,27 +163,36 @@ class RunSetupTest : public TrainerTest {
   }
 };
 
-TEST_F(RunSetupTest, ContradictionsAreNamed) {
+TEST_F(RunSetupTest, ContradictionsAreNamedAndTheDataDecideTheVocabulary) {
   EXPECT_EQ(error_of({}), "");
-  EXPECT_THAT(error_of({"--seq_len", "300"}), HasSubstr("256 positions"));
-  EXPECT_THAT(error_of({"--model", "huge"}), HasSubstr("'huge'"));
   const std::string small = folder_.write(
       "small.json",
       R"({"vocab_size": 100, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16})");
-  EXPECT_THAT(error_of({"--model", small}), HasSubstr("vocabulary of 100"));
-  EXPECT_THAT(error_of({"--sample", "", "--logits", "l"}),
-              HasSubstr("--logits l: it needs the logits of a prompt, but --sample is empty"));
-  EXPECT_THAT(error_of({"--trace", "t", "--trace_steps", "5", "6", "--steps", "4"}),
-              HasSubstr("--trace_steps 5 6: the run ends after step 4"));
-  const std::string tokens = folder_.write("t.bin", token_file(9, std::vector<uint16_t>(600, 1)));
-  data_ = tokens;
-  EXPECT_EQ(error_of({"--sample", "1, 8 0"}), "");
+  for (const auto& [options, message] :
+       std::vector<std::pair<std::vector<std::string>, const char*>>{
+           {{"--seq_len", "300"}, "256 positions"},
+           {{"--model", "huge"}, "'huge'"},
+           {{"--model", small}, "vocabulary of 100"},
+           {{"--sample", "", "--logits", "l"}, "a prompt, but --sample is empty"},
+           {{"--trace", "t", "--trace_steps", "5", "6", "--steps", "4"}, "ends after step 4"},
+           {{"--micro_batch", "9223372036854775807"}, "micro_batch"},
+           {{"--micro_batch", "1000000000"}, "--micro_batch 1000000000 with --seq_len 128 needs"},
+           {{"--micro_batch", "1000000000000000000"}, "EiB for the activations"}}) {
+    EXPECT_THAT(error_of(options), HasSubstr(message));
+  }
+  EXPECT_EQ(setup_of({}).model.vocabulary, 256);
+  data_ = folder_.write("t.bin", token_file(9, std::vector<uint16_t>(600, 1)));
+  EXPECT_EQ(setup_of({"--sample", "1, 8 0"}).model.vocabulary, 9);
   EXPECT_THAT(error_of({"--sample", "1 9"}), HasSubstr("'9'"));
   EXPECT_THAT(error_of({"--sample", "hello"}), HasSubstr("'hello'"));
 }
 
-TEST_F(RunSetupTest, WithoutAConfigTheRateFallsToZeroByTheLastStep) {
-  const RunSetup setup = setup_of({});
+TEST_F(RunSetupTest, WithoutAConfigItIsStage2InBf16WhoseRateFallsToZeroByTheLastStep) {
+  const RunSetup setup = setup_of({}, {.world_size = 2});
+  EXPECT_EQ(setup.config.zero.stage, 2);
+  EXPECT_EQ(setup.config.precision.param_dtype, DType::bf16);
+  EXPECT_EQ(setup.config.gradient_clipping, 1.0);
+  EXPECT_EQ(setup.batch.global_batch(), 8);
   EXPECT_EQ(setup.options.steps, 700);
   EXPECT_EQ(setup.batch.seq_len, 128);
   EXPECT_EQ(setup.batch.micro_batch, 4);
@@ -249,30 +210,6 @@ TEST_F(RunSetupTest, WithoutAConfigTheRateFallsToZeroByTheLastStep) {
   EXPECT_EQ(with_config.options.steps, 400);
   EXPECT_EQ(with_config.batch.seq_len, 256);
   EXPECT_EQ(with_config.config.optimizer.type, "AdamW");
-}
-
-TEST_F(RunSetupTest, ActivationsThatNoMachineHoldsAreRefused) {
-  for (const char* micro_batch : {"1000000000", "1000000000000000000"}) {
-    EXPECT_THAT(
-        error_of({"--micro_batch", micro_batch}),
-        AllOf(HasSubstr(std::string("--micro_batch ") + micro_batch + " with --seq_len 128"),
-              ContainsRegex(" [PE]iB for the activations"), HasSubstr("or --recompute")));
-  }
-  EXPECT_THAT(error_of({"--micro_batch", "9223372036854775807"}), HasSubstr("micro_batch"));
-}
-
-TEST_F(RunSetupTest, TheDataDecideTheVocabulary) {
-  EXPECT_EQ(setup_of({}).model.vocabulary, 256);
-  data_ = folder_.write("t.bin", token_file(999, std::vector<uint16_t>(600, 1)));
-  EXPECT_EQ(setup_of({}).model.vocabulary, 999);
-}
-
-TEST_F(RunSetupTest, WithoutConfigItIsStage2InBf16WithClipping) {
-  const RunSetup setup = setup_of({}, {.world_size = 2});
-  EXPECT_EQ(setup.config.zero.stage, 2);
-  EXPECT_EQ(setup.config.precision.param_dtype, DType::bf16);
-  EXPECT_EQ(setup.config.gradient_clipping, 1.0);
-  EXPECT_EQ(setup.batch.global_batch(), 8);
 }
 
 TEST_F(RunSetupTest, TheConfigDecidesWhatTheCommandLineLeavesOpen) {

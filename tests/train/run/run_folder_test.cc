@@ -49,16 +49,8 @@ TEST_F(RunFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
   resumed.resume = folder_.path("run/.");
   const RunFolder claimed(resumed, "");
   EXPECT_EQ(claimed.moved_to(), "");
+  EXPECT_THAT(error_of(options()), HasSubstr("another run saves there"));  // and is not moved away
   EXPECT_EQ(folder_.read("run/latest"), "step2\n");
-}
-
-TEST_F(RunFolderTest, ARunningRunIsNotMovedAway) {
-  make_run("run");
-  TrainOptions resumed = options();
-  resumed.resume = resumed.save;
-  const RunFolder running(resumed, "");
-  EXPECT_THAT(error_of(options()), HasSubstr("another run saves there"));
-  EXPECT_TRUE(fs::exists(folder_.path("run/latest")));
 }
 
 TEST_F(RunFolderTest, AModelThatIsNotOfARunIsLeftAlone) {
@@ -86,13 +78,9 @@ TEST_F(RunFolderTest, ALinkStaysAndItsFolderIsKept) {
   const RunFolder claimed(options("link"), "");
   EXPECT_TRUE(fs::is_symlink(folder_.path("link")));
   EXPECT_EQ(folder_.read("disk/run.1/latest"), "step1\n");
-  EXPECT_TRUE(fs::is_empty(folder_.path("link")) || fs::exists(folder_.path("link/.train.lock")));
-}
-
-TEST_F(RunFolderTest, ALinkToNothingIsRefused) {
-  fs::create_symlink(folder_.path("gone"), folder_.path("link"));
-  EXPECT_THAT(error_of(options("link")), AllOf(HasSubstr("a link to " + folder_.path("gone")),
-                                               HasSubstr("which is not there")));
+  EXPECT_FALSE(fs::exists(folder_.path("link/latest")));
+  fs::create_symlink(folder_.path("gone"), folder_.path("other"));
+  EXPECT_THAT(error_of(options("other")), HasSubstr("a link to " + folder_.path("gone")));
   EXPECT_FALSE(fs::exists(folder_.path("gone")));
 }
 
@@ -109,18 +97,15 @@ TEST_F(RunFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
   EXPECT_EQ(folder_.read("run/latest"), "step1\n");
 }
 
-TEST_F(RunFolderTest, AFileInItsPlaceIsAnError) {
+TEST_F(RunFolderTest, AFileInItsPlaceAndADiskWithoutRoomAreErrors) {
   folder_.write("file", "mine");
-  EXPECT_THAT(error_of(options("file")), HasSubstr("Not a directory"));
-  EXPECT_THAT(error_of(options("file/deeper")), HasSubstr("Not a directory"));
-}
-
-TEST_F(RunFolderTest, ADiskWithoutRoomIsSaid) {
+  for (const char* save : {"file", "file/deeper"}) {
+    EXPECT_THAT(error_of(options(save)), HasSubstr("Not a directory"));
+  }
   const RunFolder claimed(options(), "");
   claimed.check_room(1);
   EXPECT_THAT([&] { claimed.check_room(uint64_t{1} << 62); },
-              ThrowsMessage<IoError>(AllOf(HasSubstr("a checkpoint and the model take"),
-                                           HasSubstr("free some space"))));
+              ThrowsMessage<IoError>(HasSubstr("a checkpoint and the model take")));
 }
 
 TEST_F(RunFolderTest, OnlyARestartContinuesAndOnlyItsOwnJob) {

@@ -34,20 +34,17 @@ TEST(StopSignalTest, EndsTheProcessUnlessHeld) {
 }
 
 TEST(StopSignalTest, EndsWithoutASignal) {
-  expect_end(kGoesOn, [] { const StopSignal stop; });
+  for (const bool has_room : {true, false}) {  // else the kernel forgets who has sent a signal
+    expect_end(kGoesOn, [&] {
+      const rlimit none{};
+      if (!has_room) ::setrlimit(RLIMIT_SIGPENDING, &none);
+      const StopSignal stop;
+    });
+  }
 }
 
-// The kernel then forgets who has sent a signal.
-TEST(StopSignalTest, EndsWithoutRoomForQueuedSignals) {
-  expect_end(kGoesOn, [] {
-    const rlimit none{};
-    ::setrlimit(RLIMIT_SIGPENDING, &none);
-    const StopSignal stop;
-  });
-}
-
-TEST(StopSignalTest, RemembersTheLastOneWhileHeld) {
-  expect_end(kGoesOn, [] {
+TEST(StopSignalTest, TheLastOneOfThoseThatWereHeldTakesEffectAtTheRelease) {
+  expect_end(::testing::KilledBySignal(SIGINT), [] {
     StopSignal stop;
     stop.hold();
     if (stop.received() != 0) ::_exit(1);
@@ -55,16 +52,6 @@ TEST(StopSignalTest, RemembersTheLastOneWhileHeld) {
       ::kill(::getpid(), signal);
       wait_for(stop, signal);
     }
-    ::_exit(0);
-  });
-}
-
-TEST(StopSignalTest, WhatWasHeldTakesEffectAtTheRelease) {
-  expect_end(::testing::KilledBySignal(SIGINT), [] {
-    StopSignal stop;
-    stop.hold();
-    ::kill(::getpid(), SIGINT);
-    wait_for(stop, SIGINT);
     stop.release();
   });
 }
@@ -104,37 +91,26 @@ std::vector<int64_t> saved_steps(SaveSchedule& schedule, int64_t steps, int64_t 
   return saved;
 }
 
-TEST(SaveSchedule, SavesAtEachMultipleWhenTheDiskKeepsUp) {
-  SaveSchedule schedule(3, 0);
-  EXPECT_THAT(saved_steps(schedule, 10, 2), ElementsAre(3, 6, 9));
-  EXPECT_EQ(schedule.due(), 3);
-  EXPECT_EQ(schedule.put_off(), 0);
-  EXPECT_EQ(schedule.last_step(), 9);
-}
-
 TEST(SaveSchedule, APutOffSaveComesWithTheFirstFreeStepAndStandsForThoseMeanwhile) {
-  SaveSchedule every_step(1, 0);
-  EXPECT_THAT(saved_steps(every_step, 10, 3), ElementsAre(1, 5, 9));
-  EXPECT_EQ(every_step.due(), 10);
-  EXPECT_EQ(every_step.put_off(), 7);
-
-  SaveSchedule seldom(4, 0);  // 8 falls due while 4 is written, until after 9
-  EXPECT_THAT(saved_steps(seldom, 15, 5), ElementsAre(4, 10));
-  EXPECT_EQ(seldom.put_off(), 2);  // and 12
-}
-
-TEST(SaveSchedule, WhatIsKeptIsSavedAtItsOwnStep) {
-  SaveSchedule schedule(2, 4);
-  EXPECT_THAT(saved_steps(schedule, 12, 100), ElementsAre(2, 4, 8, 12));
-  EXPECT_EQ(schedule.put_off(), 2);
-  SaveSchedule not_due(3, 4);  // keep_every saves nothing by itself
-  EXPECT_THAT(saved_steps(not_due, 12, 0), ElementsAre(3, 6, 9, 12));
-}
-
-TEST(SaveSchedule, NothingIsEverDueWithoutAnInterval) {
-  SaveSchedule schedule(0, 2);
-  EXPECT_THAT(saved_steps(schedule, 5, 0), ElementsAre());
-  EXPECT_EQ(schedule.last_step(), -1);
+  struct Case {
+    int64_t every, keep_every, steps, busy;
+    std::vector<int64_t> saved;
+    int64_t due, put_off;
+  };
+  for (const Case& one : {
+           Case{3, 0, 10, 2, {3, 6, 9}, 3, 0},
+           Case{1, 0, 10, 3, {1, 5, 9}, 10, 7},
+           Case{4, 0, 15, 5, {4, 10}, 3, 2},          // 8 is due while 4 is written; and 12
+           Case{2, 4, 12, 100, {2, 4, 8, 12}, 6, 2},  // what is kept is saved at its own step
+           Case{3, 4, 12, 0, {3, 6, 9, 12}, 4, 0},    // keep_every saves nothing by itself
+           Case{0, 2, 5, 0, {}, 0, 0},
+       }) {
+    SaveSchedule schedule(one.every, one.keep_every);
+    EXPECT_EQ(saved_steps(schedule, one.steps, one.busy), one.saved);
+    EXPECT_EQ(schedule.due(), one.due) << one.every;
+    EXPECT_EQ(schedule.put_off(), one.put_off) << one.every;
+    EXPECT_EQ(schedule.last_step(), one.saved.empty() ? -1 : one.saved.back());
+  }
 }
 
 }  // namespace

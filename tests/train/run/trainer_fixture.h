@@ -7,9 +7,6 @@
 
 namespace zerorun::train::testing {
 
-inline constexpr const char* kModel = R"({
-  "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 32})";
-
 struct RankOfRun {
   Trainer& trainer;
   const RunSetup& setup;
@@ -23,13 +20,23 @@ struct RankOfRun {
 };
 
 // A text, and a model small enough to train on it.
-class TextTest : public ::testing::Test {
+class TrainerTest : public ::testing::Test {
  protected:
-  TextTest() {
+  TrainerTest() {
     std::string text;
     for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + i * i % 23);
     data_ = folder_.write("text", text);
-    model_ = folder_.write("model.json", kModel);
+    model_ = folder_.write("model.json", R"({
+        "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 32})");
+  }
+
+  // A config of this stage with more keys in its block, and more blocks.
+  std::string config(int stage, const std::string& zero = "",
+                     const std::string& blocks = "") const {
+    return folder_.write("config.json", fmt::format(R"({{
+        "train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": {}{}}},
+        "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}}{}}})",
+                                                    stage, zero, blocks));
   }
 
   RunSetup setup_of(const std::vector<std::string>& more, const RankInfo& rank = {}) const {
@@ -61,26 +68,16 @@ class TextTest : public ::testing::Test {
     return result;
   }
 
-  Scratch folder_;
-  std::string data_;
-  std::string model_;
-};
-
-class TrainerTest : public TextTest {
- protected:
-  std::string config(int stage, const char* more = "") const {
-    return folder_.write("config.json", fmt::format(R"({{
-        "train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": {}{}}},
-        "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}}}})",
-                                                    stage, more));
-  }
-
   uint64_t hash_after(int steps, int world_size, const std::vector<std::string>& options) const {
     return result_of(world_size, options, [&](const RankOfRun& rank) {
       rank.train(steps);
       return rank.hash();
     });
   }
+
+  Scratch folder_;
+  std::string data_;
+  std::string model_;
 };
 
 }  // namespace zerorun::train::testing
