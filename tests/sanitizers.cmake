@@ -21,7 +21,7 @@ set(slow
   # A hundred runs that are killed or meet a full disk.
   OffloadCrash* SplitFailure*
   # Every way from one job's checkpoint to another's, and a process killed at each of a save's calls.
-  Matrix.* OffloadResume.AnySetting* EngineReshard.Any* Tags/Crash.*
+  Matrix.* Tags/Crash.*
   # Of runs whose calls fail, one engine on each transport stays.
   TrainingFailureTest* Settings/EngineFailureTest*/[0-2] Settings/EngineFailureTest*/[4-7]
   # Worlds of three and four ranks have what smaller ones have.

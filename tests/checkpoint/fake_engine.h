@@ -125,7 +125,6 @@ class FakeEngine : public EngineStates {
     ++refreshed_;
     for (const Held& held : held_) cast_master(held.interval);
   }
-
   uint64_t parameter_hash() override { return 0; }
 
  private:
@@ -156,30 +155,19 @@ class FakeEngine : public EngineStates {
   // is done an element at a time takes minutes under a sanitizer.
   static constexpr uint64_t kPeriod = 4099;
 
-  // Types of the elements' size: one store each, of which sanitizers look at every one.
-  template <typename Bits, typename BitsOf>
-  static void fill_as(const TensorView& view, const BitsOf& bits_of) {
-    auto* const to = reinterpret_cast<Bits*>(view.data);
-    const auto numel = static_cast<uint64_t>(view.numel);
-    for (uint64_t i = 0; i < std::min(numel, kPeriod); ++i) to[i] = static_cast<Bits>(bits_of(i));
-    for (uint64_t done = kPeriod; done < numel; done *= 2) {
-      std::memcpy(to + done, to, std::min(done, numel - done) * sizeof(Bits));
-    }
-  }
-
   void fill(const StateInterval& interval, uint64_t seed) {
     const auto set = [&](const TensorView& view, uint64_t kind, int64_t block = 1) {
       const uint64_t tensor =
           seed ^ (kind << 60) ^ (static_cast<uint64_t>(interval.parameter) << 40);
       const auto first = static_cast<uint64_t>(interval.begin / block);
-      const auto bits_of = [&](uint64_t i) { return scramble(tensor ^ ((first + i) % kPeriod)); };
-      switch (size_of(view.dtype)) {
-        case 1:
-          return fill_as<uint8_t>(view, bits_of);
-        case 2:
-          return fill_as<uint16_t>(view, bits_of);
-        default:
-          return fill_as<uint32_t>(view, bits_of);
+      const size_t size = size_of(view.dtype);
+      const auto numel = static_cast<uint64_t>(view.numel);
+      for (uint64_t i = 0; i < std::min(numel, kPeriod); ++i) {
+        const uint64_t bits = scramble(tensor ^ ((first + i) % kPeriod));
+        std::memcpy(view.data + i * size, &bits, size);
+      }
+      for (uint64_t done = kPeriod; done < numel; done *= 2) {
+        std::memcpy(view.data + done * size, view.data, std::min(done, numel - done) * size);
       }
     };
     set(interval.param, 1);

@@ -2,11 +2,7 @@
 // theirs.
 #include <sys/resource.h>
 
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/paths.h"
-#include "zerorun/checkpoint.h"
-#include "zerorun/engine.h"
+#include "tests/checkpoint/toy_job.h"
 
 namespace zerorun {
 namespace {
@@ -31,16 +27,12 @@ int64_t peak_rss() {
 }
 
 std::unique_ptr<Engine> make_engine(Device& device, Communicator& comm, float value) {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = DType::bf16;
-  config.zero.stage = 3;
-  config.offload.optimizer.device = OffloadDevice::nvme;
-  config.offload.optimizer.nvme_path = test_paths::build();
+  Config config = testing::job_config(3, DType::bf16, OffloadDevice::nvme);
+  config.zero.reduce_bucket_size = Config().zero.reduce_bucket_size;
   config.offload.param.device = OffloadDevice::nvme;
-  config.offload.param.nvme_path = test_paths::build();
   config.offload.param.max_in_cpu = 0;
   config.offload.sub_group_size = 1 << 18;
+  config.offload.aio = {};
   std::vector<ParameterSpec> specs;
   for (int i = 0; i < kLayers; ++i) {
     const std::string name = "h." + std::to_string(i);

@@ -1,10 +1,5 @@
 #include "tests/call_path.h"
-#include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/sharded.h"
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/harness.h"
-#include "zerorun/checkpoint.h"
 
 namespace zerorun {
 namespace {
@@ -64,23 +59,19 @@ class SmallCheckpoint : public ::testing::Test {
   const TemporaryDirectory directory_;
 };
 
-TEST_F(SmallCheckpoint, GivesClientStateBackToTheByte) {
+TEST_F(SmallCheckpoint, GivesClientStateBackToTheByteAndIsNamedAfterTheStep) {
   const std::string state =
       "{ \"b\": 340282366920938463463374607431768211455,\n\t\"a\": \"\\u00e9é\"}";
-  save(sharded_, {directory_.string(), "best", state});
-  sharded_.run(2, [&](FakeEngine& engine, Communicator& comm) {
-    const LoadedCheckpoint loaded = load_checkpoint(engine, comm, directory_.string());
-    EXPECT_EQ(loaded.client_state, state);
-    EXPECT_EQ(loaded.tag, "best");
-    EXPECT_EQ(loaded.step, 42);
-  });
-}
-
-TEST_F(SmallCheckpoint, NamesTheFolderAfterTheStep) {
   const auto folder = directory_.path() / "new" / "out";
-  save(sharded_, {.directory = folder.string()});
+  save(sharded_, {.directory = folder.string(), .client_state = state});
   EXPECT_THAT(names_in(folder), ElementsAre("latest", "step42"));
   EXPECT_EQ(read_file(folder / "latest"), "step42\n");
+  sharded_.run(2, [&](FakeEngine& engine, Communicator& comm) {
+    const LoadedCheckpoint loaded = load_checkpoint(engine, comm, folder.string());
+    EXPECT_EQ(loaded.client_state, state);
+    EXPECT_EQ(loaded.tag, "step42");
+    EXPECT_EQ(loaded.step, 42);
+  });
 }
 
 TEST_F(SmallCheckpoint, LoadsFromTheFolderOfOneTag) {
@@ -95,19 +86,17 @@ TEST_F(SmallCheckpoint, LoadsFromTheFolderOfOneTag) {
 
 TEST_F(SmallCheckpoint, BadClientStateIsAConfigErrorOnEveryRank) {
   sharded_.run(1, [&](FakeEngine& engine, Communicator& comm) {
-    for (const auto& [tag, state] :
-         std::vector<std::pair<std::string, std::string>>{{"", "{"},
-                                                          {"", "{\"\xff\": 1}"},
-                                                          {"../up", ""},
-                                                          {"latest", ""},
-                                                          {".hidden", ""},
-                                                          {std::string(300, 'x'), ""}}) {
-      const SaveOptions options{directory_.string(), tag, state};
-      EXPECT_THROW(save_checkpoint(engine, comm, options), ConfigError) << tag;
+    for (const std::string tag : {"../up", "latest", ".hidden", std::string(300, 'x').c_str()}) {
+      EXPECT_THROW(save_checkpoint(engine, comm, {.directory = directory_.string(), .tag = tag}),
+                   ConfigError)
+          << tag;
     }
-    EXPECT_THROW(save_checkpoint(engine, comm, {"", "", ""}), ConfigError);
+    for (const char* state : {"{", "{\"\xff\": 1}"}) {
+      EXPECT_THROW(save_checkpoint(engine, comm, {directory_.string(), "", state}), ConfigError);
+    }
+    EXPECT_THROW(save_checkpoint(engine, comm, {.directory = ""}), ConfigError);
   });
-  EXPECT_TRUE(names_in(directory_.path()).empty());
+  EXPECT_THAT(names_in(directory_.path()), IsEmpty());
 }
 
 }  // namespace

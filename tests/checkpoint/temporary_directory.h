@@ -51,15 +51,17 @@ inline void write_file(const std::filesystem::path& path, const std::string& byt
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
+inline void flip_last_bit(const std::filesystem::path& path) {
+  std::string bytes = read_file(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_file(path, bytes);
+}
+
 // Flips a bit of the last byte of rank 1's file.
 inline void flip_last_bit(const TemporaryDirectory& directory) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path())) {
-    if (!entry.path().filename().string().starts_with("rank00001")) continue;
-    std::fstream file(entry.path(), std::ios::binary | std::ios::in | std::ios::out);
-    file.seekg(-1, std::ios::end);
-    const int last = file.get();
-    file.seekp(-1, std::ios::end);
-    file.put(static_cast<char>(last ^ 1));
+    const std::filesystem::path& path = entry.path();
+    if (path.filename().string().starts_with("rank00001")) flip_last_bit(path);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "launcher/environment.h"
 #include "launcher/ranks/report.h"
 #include "tests/common.h"
+#include "tests/launcher/cluster_choice.h"
 #include "tests/paths.h"
 
 namespace zerorun::testing {
@@ -138,6 +139,14 @@ std::vector<pid_t> LauncherProcess::members() const {
   return found;
 }
 
+TEST_P(JobTest, EndsAsExpected) {
+  const JobCase& row = GetParam();
+  LauncherProcess job(row.command, row.variables, row.standard_input);
+  job.await_ready(row.ready);
+  if (row.signal != 0) kill(job.pid(), row.signal);
+  EXPECT_THAT(job.end(), row.expected);
+}
+
 std::vector<std::string> zerorun_command(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), test_paths::build() + "/bin/zerorun");
   return arguments;
@@ -145,11 +154,23 @@ std::vector<std::string> zerorun_command(std::vector<std::string> arguments) {
 
 std::vector<std::string> shell_ranks(int ranks, const std::string& script,
                                      std::vector<std::string> options) {
-  std::vector<std::string> arguments = {"--accelerator", "cpu", "--num_gpus",
-                                        std::to_string(ranks)};
-  arguments.insert(arguments.end(), options.begin(), options.end());
-  arguments.insert(arguments.end(), {"sh", "-c", script});
-  return zerorun_command(arguments);
+  options.insert(options.begin(), {"--accelerator", "cpu", "--num_gpus", std::to_string(ranks)});
+  options.insert(options.end(), {"sh", "-c", script});
+  return zerorun_command(std::move(options));
+}
+
+std::vector<std::string> by_hand_command(int node_rank, int hosts, int ranks, uint16_t port,
+                                         const std::vector<std::string>& words) {
+  std::vector<std::string> arguments = words_of(fmt::format(
+      "--accelerator cpu --nproc_per_node {} --nnodes {} --node_rank {} --master_addr 127.0.0.1 "
+      "--master_port {}",
+      ranks, hosts, node_rank, port));
+  arguments.insert(arguments.end(), words.begin(), words.end());
+  return zerorun_command(std::move(arguments));
+}
+
+std::map<std::string, std::string> path_from(const Scratch& folder) {
+  return {{"PATH", folder.path().string() + ":" + inherited_environment()["PATH"]}};
 }
 
 std::multiset<std::string> lines_of(const std::string& text) {

@@ -71,12 +71,33 @@ class LauncherProcess {
   std::string errors_;
 };
 
+// A command and how it ends.
+struct JobCase {
+  std::string label;
+  std::vector<std::string> command;
+  ::testing::Matcher<const Ended&> expected;
+  int ready = 0;   // ranks that say so
+  int signal = 0;  // to the launcher, after that
+  std::map<std::string, std::string> variables{};
+  std::string standard_input{};
+
+  friend void PrintTo(const JobCase& row, std::ostream* out) { *out << row.label; }
+};
+class JobTest : public ::testing::TestWithParam<JobCase> {};
+
 // zerorun itself, in front of `arguments`.
 std::vector<std::string> zerorun_command(std::vector<std::string> arguments);
 
 // zerorun starting ranks on CPUs that run a shell script.
 std::vector<std::string> shell_ranks(int ranks, const std::string& script,
                                      std::vector<std::string> options = {});
+
+// zerorun that somebody starts as one of several hosts, all of which are this machine.
+std::vector<std::string> by_hand_command(int node_rank, int hosts, int ranks, uint16_t port,
+                                         const std::vector<std::string>& words);
+
+// The PATH in which the programs of this folder come first.
+std::map<std::string, std::string> path_from(const Scratch& folder);
 
 std::multiset<std::string> lines_of(const std::string& text);
 inline TextMatcher lines_are(std::multiset<std::string> lines) {
@@ -94,6 +115,8 @@ bool wait_for_state(pid_t pid, char state);
 namespace zerorun {
 
 using testing::ended;
+using testing::JobCase;
+using testing::JobTest;
 using testing::LauncherProcess;
 using testing::lines_are;
 using testing::lines_of;

@@ -2,7 +2,6 @@
 // runs the command here, so everything but ssh itself is what runs between machines.
 
 #include "launcher/control/control_connection.h"
-#include "launcher/environment.h"
 #include "launcher/hosts/cluster.h"
 #include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
@@ -10,8 +9,6 @@
 
 namespace zerorun::nodes_test {
 namespace {
-
-using Variables = std::map<std::string, std::string>;
 
 // Two hosts with two slots each, the second of which is reached through a false ssh.
 class TwoHosts : public ::testing::Test {
@@ -41,24 +38,17 @@ class TwoHosts : public ::testing::Test {
   // A job on both hosts that runs a shell script.
   LauncherProcess start(const std::string& script, std::vector<std::string> options = {}) const {
     options.insert(options.end(), {"sh", "-c", script});
-    return LauncherProcess(on_both(options), variables());
+    return LauncherProcess(on_both(options), testing::path_from(scratch_));
   }
   // The part of one host, started by hand.
   LauncherProcess start_by_hand(int node_rank, const std::string& script,
                                 const std::vector<std::string>& options = {}) const {
-    std::vector<std::string> arguments = {
-        "--accelerator", "cpu",       "--nproc_per_node", "2",
-        "--nnodes",      "2",         "--node_rank",      std::to_string(node_rank),
-        "--master_addr", "127.0.0.1", "--master_port",    std::to_string(port_)};
-    arguments.insert(arguments.end(), options.begin(), options.end());
-    arguments.insert(arguments.end(), {"sh", "-c", script});
-    return LauncherProcess(zerorun_command(arguments), {{"ZERORUN_JOB_SECRET", "s"}});
+    std::vector<std::string> words = options;
+    words.insert(words.end(), {"sh", "-c", script});
+    return LauncherProcess(testing::by_hand_command(node_rank, 2, 2, port_, words),
+                           {{"ZERORUN_JOB_SECRET", "s"}});
   }
 
-  Variables variables() const {
-    const std::string old = inherited_environment()["PATH"];
-    return {{"PATH", scratch_.path().string() + ":" + old}};
-  }
   pid_t ssh_pid() const { return std::stoi(scratch_.read("ssh.pid")); }
 
   Scratch scratch_;
@@ -70,24 +60,22 @@ const std::multiset<std::string> kPlaces = {"0 0 4 0 2", "1 1 4 0 2", "2 0 4 1 2
 
 const std::multiset<std::string> kAllOfFour = {"0 of 4", "1 of 4", "2 of 4", "3 of 4"};
 
-TEST_F(TwoHosts, EveryRankKnowsItsPlace) {
-  EXPECT_THAT(start(kPlace).end(), ended(0, "", lines_are(kPlaces)));
-}
-
-TEST_F(TwoHosts, RanksMeetAtOnePlaceWithOneSecret) {
-  LauncherProcess job = start("echo $MASTER_ADDR $MASTER_PORT $ZERORUN_JOB_SECRET $ON_HOST");
-  EXPECT_EQ(job.wait(), 0);
-  std::set<std::string> places;
-  size_t remote = 0;
-  for (std::string line : lines_of(job.output())) {
-    if (line.ends_with(" 127.0.0.2")) {
-      ++remote;
-      line.resize(line.rfind(' '));
-    }
-    places.insert(line.substr(0, line.find_last_not_of(' ') + 1));
+TEST_F(TwoHosts, EveryRankKnowsItsPlaceAndAllMeetAtOneWithOneSecret) {
+  LauncherProcess job =
+      start(kPlace + " at $MASTER_ADDR $MASTER_PORT $ZERORUN_JOB_SECRET on $ON_HOST.");
+  std::multiset<std::string> places;
+  std::set<std::string> meetings;
+  for (int i = 0; i < 4; ++i) {
+    const std::string line = job.read_line();
+    const size_t at = line.find(" at ");
+    const size_t on = line.find(" on ");
+    places.insert(line.substr(0, at));
+    meetings.insert(line.substr(at, on - at));
+    EXPECT_EQ(line.substr(on), line < "2" ? " on ." : " on 127.0.0.2.");
   }
-  EXPECT_EQ(places.size(), 1U);
-  EXPECT_EQ(remote, 2U);
+  EXPECT_EQ(places, kPlaces);
+  EXPECT_THAT(meetings, SizeIs(1));
+  EXPECT_THAT(job.end(), ended(0, ""));
 }
 
 TEST_F(TwoHosts, AFailureElsewhereEndsAllAndIsReportedLast) {
@@ -98,35 +86,34 @@ TEST_F(TwoHosts, AFailureElsewhereEndsAllAndIsReportedLast) {
               ended(128 + SIGKILL, HasSubstr("rank 2 of 4")));
 }
 
-TEST_F(TwoHosts, AHostThatSshDoesNotReachIsNamedAtOnce) {
+TEST_F(TwoHosts, WhatDoesNotStartElsewhereIsNamedAtOnce) {
+  EXPECT_THAT(
+      LauncherProcess(on_both({scratch_.path("absent")}), testing::path_from(scratch_)).end(),
+      ended(2, HasSubstr("absent")));
   scratch_.write("unreachable", "");
   EXPECT_THAT(
       start("exec sleep 1000").end(),
       ended(1, AllOf(HasSubstr("no launcher on host 127.0.0.2 (node 1): ssh ended with 255"),
                      HasSubstr("no route"))));
-}
-
-TEST_F(TwoHosts, WithoutSshTheErrorSaysSo) {
   std::filesystem::remove(scratch_.path("ssh"));
   EXPECT_THAT(LauncherProcess(on_both({"/bin/true"}), {{"PATH", scratch_.path().string()}}).end(),
               ended(2, HasSubstr("ssh is not in PATH")));
 }
 
-TEST_F(TwoHosts, AProgramThatIsMissingElsewhereIsAnErrorThatNamesTheHost) {
-  EXPECT_THAT(LauncherProcess(on_both({scratch_.path("absent")}), variables()).end(),
-              ended(2, HasSubstr("absent")));
-}
-
 // Ranks that say that they are there.
 const std::string kWaiting = "echo ready; exec sleep 1000";
+
+void expect_loss(LauncherProcess& job, const std::string& error) {
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.errors(), HasSubstr(error));
+  EXPECT_TRUE(wait_until_gone(job.members()));
+}
 
 TEST_F(TwoHosts, Kill9OfSshEndsTheJobOnBothHosts) {
   LauncherProcess job = start(kWaiting);
   job.await_ready(4);
   kill(ssh_pid(), SIGKILL);
-  EXPECT_EQ(job.wait(), 1);
-  EXPECT_THAT(job.errors(), HasSubstr("host 127.0.0.2 (node 1) was lost"));
-  EXPECT_TRUE(wait_until_gone(job.members()));
+  expect_loss(job, "host 127.0.0.2 (node 1) was lost");
 }
 
 TEST_F(TwoHosts, Kill9OfLauncherOrCoordinatorLeavesNothing) {
@@ -141,19 +128,9 @@ TEST_F(TwoHosts, Kill9OfLauncherOrCoordinatorLeavesNothing) {
 }
 
 TEST_F(TwoHosts, AStoppedLauncherIsALostHost) {
-  LauncherProcess job = start("echo $PPID $ON_HOST; exec sleep 1000");
-  pid_t supervisor = 0;
-  for (int i = 0; i < 4; ++i) {
-    std::istringstream line(job.read_line());
-    pid_t parent = 0;
-    std::string host;
-    line >> parent >> host;
-    if (!host.empty()) supervisor = parent;
-  }
-  kill(supervisor, SIGSTOP);
-  EXPECT_EQ(job.wait(), 1);
-  EXPECT_THAT(job.errors(), HasSubstr("host 127.0.0.2 (node 1) was lost: nothing was heard"));
-  EXPECT_TRUE(wait_until_gone(job.members()));
+  LauncherProcess job = start("test $RANK = 3 && echo $PPID; exec sleep 1000");
+  kill(std::stoi(job.read_line()), SIGSTOP);
+  expect_loss(job, "host 127.0.0.2 (node 1) was lost: nothing was heard");
 }
 
 TEST_F(TwoHosts, ASignalLetsTheRanksOfAllHostsSave) {
@@ -166,12 +143,14 @@ TEST_F(TwoHosts, ASignalLetsTheRanksOfAllHostsSave) {
 }
 
 TEST_F(TwoHosts, AFailedJobStartsAnew) {
-  const std::string failed =
-      "test $TORCHELASTIC_RESTART_COUNT = 0 && { test $RANK = 3 && exit 5; exec sleep 1000; }; ";
-  LauncherProcess job = start(failed + "echo $ZERORUN_RESTART_REASON", {"--max_restarts", "2"});
+  LauncherProcess job = start(
+      "test $TORCHELASTIC_RESTART_COUNT = 0 && { test $RANK = 3 && exit 5; exec sleep 1000; }; "
+      "echo $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID $ZERORUN_RESTART_REASON",
+      {"--max_restarts", "2", "--rdzv_id", "job7"});
   EXPECT_THAT(job.end(), ended(0, HasSubstr("restart 1 of 2 on 2 hosts: rank 3 on ")));
   EXPECT_THAT(lines_of(job.output()),
-              AllOf(SizeIs(4), ::testing::Each(HasSubstr("failed with exit code 5"))));
+              AllOf(SizeIs(4), ::testing::Each(AllOf(StartsWith("2 job7 rank 3 on "),
+                                                     HasSubstr("failed with exit code 5")))));
 }
 
 // What becomes of a job that may restart once when a host is lost.
@@ -245,7 +224,7 @@ TEST_F(TwoHosts, WithoutStandardStreamsTheJobEndsAsEver) {
   std::vector<std::string> command = {"sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"};
   const auto launcher = on_both({"sh", "-c", "echo x; echo y >&2"});
   command.insert(command.end(), launcher.begin(), launcher.end());
-  EXPECT_THAT(LauncherProcess(command, variables()).end(), ended(0));
+  EXPECT_THAT(LauncherProcess(command, testing::path_from(scratch_)).end(), ended(0));
 }
 
 TEST_F(TwoHosts, StartedByHandTheyMeet) {
@@ -299,15 +278,7 @@ TEST_F(TwoHosts, StartedByHandTheLossOfTheFirstEndsTheOther) {
   first.await_ready(2);
   second.await_ready(2);
   kill(first.pid(), SIGKILL);
-  EXPECT_EQ(second.wait(), 1);
-  EXPECT_THAT(second.errors(), HasSubstr("lost the connection to the launcher at 127.0.0.1"));
-  EXPECT_TRUE(wait_until_gone(second.members()));
-}
-
-TEST_F(TwoHosts, AHostThatDoesNotComeIsNamed) {
-  EXPECT_THAT(start_by_hand(0, "exec sleep 1000", {"--rdzv_conf", "join_timeout=1"}).end(),
-              ended(1, AllOf(HasSubstr("not all hosts have joined within 1 s"),
-                             HasSubstr("missing: (node 1)"))));
+  expect_loss(second, "lost the connection to the launcher at 127.0.0.1");
 }
 
 TEST_F(TwoHosts, DifferentProgramsAreAnError) {
@@ -318,13 +289,14 @@ TEST_F(TwoHosts, DifferentProgramsAreAnError) {
   EXPECT_EQ(second.wait(), 2);
 }
 
-TEST_F(TwoHosts, AnUnauthenticatedClientIsNotLetIn) {
+TEST_F(TwoHosts, AHostThatDoesNotComeIsNamedAndAnUnauthenticatedClientIsNotLetIn) {
   LauncherProcess first = start_by_hand(0, "exec sleep 1000", {"--rdzv_conf", "join_timeout=2"});
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   const FileDescriptor unknown = connect_to("127.0.0.1", port_, deadline);
   send_frame(unknown, ControlMessage("join").add("program", "x").add("token", "wrong").encode(),
              deadline);
-  EXPECT_THAT(first.end(), ended(1, HasSubstr("missing: (node 1)")));
+  EXPECT_THAT(first.end(), ended(1, AllOf(HasSubstr("not all hosts have joined within 2 s"),
+                                          HasSubstr("missing: (node 1)"))));
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ class FindProgram : public ::testing::Test {
   FindProgram() {
     scratch_.write("install/bin/zerorun", "", true);
     scratch_.write("install/libexec/zerorun/train", "", true);
-    tool_ = scratch_.write("path/tool", "", true);
+    scratch_.write("install/libexec/zerorun/notes", "");
+    scratch_.write("path/tool", "", true);
     scratch_.write("path/train", "", true);
     scratch_.write("path/data", "no program");
     scratch_.write("path/python3", "", true);
@@ -36,32 +37,18 @@ class FindProgram : public ::testing::Test {
 
   Scratch scratch_;
   ProgramSearch search_;
-  std::filesystem::path tool_;
   std::filesystem::path script_;
 };
 
 // Only the programs that come with zerorun use its CUDA.
-TEST_F(FindProgram, BundledProgramsAreTold) {
+TEST_F(FindProgram, BundledProgramsAreToldAndComeBeforePath) {
   EXPECT_TRUE(is_bundled({.name = "train"}, search_));
   EXPECT_FALSE(is_bundled({.name = "train", .no_python = true}, search_));
   EXPECT_FALSE(is_bundled({.name = "train", .module = true}, search_));
   EXPECT_FALSE(is_bundled({.name = "tool"}, search_));
   EXPECT_FALSE(is_bundled({.name = script_.string()}, search_));
-}
-
-TEST_F(FindProgram, BundledProgramsComeBeforePath) {
   EXPECT_EQ(command_of({.name = "train", .arguments = {"--num_gpus"}}),
             "install/libexec/zerorun/train --num_gpus");
-  EXPECT_FALSE(find_program({.name = "train"}, search_).python);
-}
-
-TEST_F(FindProgram, FindsTheProgramsOfABuild) {
-  scratch_.write("build/bin/zerorun", "", true);
-  scratch_.write("build/libexec/zerorun/mlp", "", true);
-  scratch_.write("build/libexec/zerorun/notes", "");
-  search_.launcher_directory = scratch_.path() / "build/bin";
-  EXPECT_EQ(command_of({.name = "mlp"}), "build/libexec/zerorun/mlp");
-  EXPECT_THAT(bundled_programs(search_.launcher_directory), ElementsAre("mlp"));
 }
 
 TEST_F(FindProgram, ScriptsGetPythonAndLocalRankIfTheyMentionIt) {
@@ -100,38 +87,25 @@ TEST(ProgramSource, IsThatOfAScriptOrOfAModule) {
   EXPECT_EQ(program_source("not.there", true, scratch.path()), "");
 }
 
-TEST_F(FindProgram, ModulesRunWithDashM) {
-  EXPECT_EQ(command_of({.name = "my.train", .module = true, .local_rank = LocalRank::always}),
-            "path/python3 -u -m my.train --local_rank=0");
-}
-
 TEST_F(FindProgram, ThePythonIsTheWheelsOrTheActivatedOneOrTheInstallationsOrThatInPath) {
-  const ProgramRequest module{.name = "m", .module = true};
+  const ProgramRequest module{.name = "m", .module = true, .local_rank = LocalRank::always};
   scratch_.write("install/bin/python", "", true);
-  EXPECT_EQ(command_of(module), "path/python3 -u -m m");
+  EXPECT_EQ(command_of(module), "path/python3 -u -m m --local_rank=0");
   scratch_.write("install/pyvenv.cfg", "");
-  EXPECT_EQ(command_of(module), "install/bin/python -u -m m");
+  EXPECT_EQ(command_of(module), "install/bin/python -u -m m --local_rank=0");
   scratch_.write("venv/bin/python", "", true);
   search_.virtual_env = scratch_.path("venv");
-  EXPECT_EQ(command_of(module), "venv/bin/python -u -m m");
+  EXPECT_EQ(command_of(module), "venv/bin/python -u -m m --local_rank=0");
   search_.python = scratch_.write("wheel/bin/python", "", true);
-  EXPECT_EQ(command_of(module), "wheel/bin/python -u -m m");
+  EXPECT_EQ(command_of(module), "wheel/bin/python -u -m m --local_rank=0");
   search_.python = scratch_.write("wheel/notes", "");
   EXPECT_THAT(error_of(module),
               AllOf(HasSubstr("ZERORUN_PYTHON='" + search_.python), HasSubstr("an executable")));
 }
 
-TEST_F(FindProgram, WithoutPythonItSaysSo) {
-  search_.path = "/nowhere";
-  EXPECT_THAT(error_of({.name = "m", .module = true}), HasSubstr("no Python found"));
-}
-
-TEST_F(FindProgram, ExecutablesByPathOrInPath) {
+TEST_F(FindProgram, ExecutablesByPathOrInPathAndWithoutPythonNoBundledPrograms) {
   EXPECT_EQ(command_of({.name = "tool", .arguments = {"-x"}}), "path/tool -x");
-  EXPECT_EQ(command_of({.name = tool_}), "path/tool");
-}
-
-TEST_F(FindProgram, NoPythonExecutesScriptsAndSkipsBundledPrograms) {
+  EXPECT_EQ(command_of({.name = scratch_.path("path/tool")}), "path/tool");
   const std::string script = scratch_.write("my/run.py", "", true);
   EXPECT_EQ(command_of({.name = script, .no_python = true}), "my/run.py");
   EXPECT_EQ(command_of({.name = "train", .no_python = true}), "path/train");
@@ -143,12 +117,13 @@ TEST_F(FindProgram, UnknownProgramsAreExplained) {
   EXPECT_THAT(error_of({.name = "missing.py"}), HasSubstr("'missing.py' does not exist"));
   EXPECT_THAT(error_of({.name = "./missing"}), HasSubstr("'./missing' does not exist"));
   EXPECT_THAT(error_of({.name = "data"}), HasSubstr("unknown program 'data'"));
-  EXPECT_THAT(error_of({.name = (scratch_.path() / "path/data").string()}),
-              HasSubstr("not an executable file"));
+  EXPECT_THAT(error_of({.name = scratch_.path("path/data")}), HasSubstr("not an executable file"));
   EXPECT_THAT(error_of({.name = scratch_.path().string()}), HasSubstr("not an executable file"));
   EXPECT_THAT(error_of({.name = ""}), HasSubstr("empty"));
   EXPECT_THAT(error_of({.name = "m", .module = true, .no_python = true}),
               HasSubstr("--module and --no_python"));
+  search_.path = "/nowhere";
+  EXPECT_THAT(error_of({.name = "m", .module = true}), HasSubstr("no Python found"));
 }
 
 }  // namespace

@@ -1,9 +1,6 @@
 // What is made of single system calls.
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 
-#include "os/event_poll.h"
 #include "os/socket.h"
 #include "os/thread_priority.h"
 #include "os/uninterrupted.h"
@@ -14,46 +11,20 @@
 namespace zerorun::testing {
 namespace {
 
-TEST(EventPollTest, ReportsWhatIsReadyWithItsSubject) {
-  std::array<FileDescriptor, 2> events = {FileDescriptor(eventfd(0, EFD_CLOEXEC)),
-                                          FileDescriptor(eventfd(0, EFD_CLOEXEC))};
-  EventPoll poll;
-  for (FileDescriptor& event : events) poll.watch(event.get(), EPOLLIN, &event);
-  EXPECT_TRUE(poll.wait(0).empty());
-
-  eventfd_write(events[1].get(), 1);
-  pollfd all{poll.fd(), POLLIN, 0};
-  EXPECT_EQ(::poll(&all, 1, 0), 1);
-  const auto ready = poll.wait(-1);
-  ASSERT_EQ(ready.size(), 1U);
-  EXPECT_EQ(ready[0].data.ptr, &events[1]);
-
-  poll.change(events[1].get(), 0, &events[1]);
-  EXPECT_TRUE(poll.wait(0).empty());
-  poll.change(events[1].get(), EPOLLOUT, &events[1]);
-  EXPECT_EQ(poll.wait(0).size(), 1U);
-  poll.forget(events[1].get());
-  EXPECT_TRUE(poll.wait(0).empty());
-  EXPECT_THROW(poll.watch(-1, EPOLLIN, nullptr), IoError);
-}
-
-Deadline after(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
-
 // Ranks and launchers use it, and say themselves who is at the other end.
 TEST(SocketTest, ErrorsNameTheAddressAndNoRank) {
   const Listener silent = reserve_port("127.0.0.1", 0);
-  const std::string address = "127.0.0.1 port " + std::to_string(silent.port);
+  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(20); };
   for (const Absence absence : {Absence::gone, Absence::not_yet}) {
-    const auto connect = [&] {
-      connect_to("127.0.0.1", silent.port, after(std::chrono::milliseconds(20)), absence);
-    };
-    EXPECT_THAT(error_of(connect), AllOf(HasSubstr(address), Not(HasSubstr("rank"))));
+    EXPECT_THAT(
+        error_of([&] { connect_to("127.0.0.1", silent.port, soon(), absence); }),
+        AllOf(HasSubstr(fmt::format("127.0.0.1 port {}", silent.port)), Not(HasSubstr("rank"))));
   }
   listen_on(silent);
   const FileDescriptor socket =
-      connect_to("127.0.0.1", silent.port, after(std::chrono::minutes(1)));
-  const auto receive = [&] { receive_frame(socket, 100, after(std::chrono::milliseconds(20))); };
-  EXPECT_THAT(error_of(receive), HasSubstr("the peer does not answer"));
+      connect_to("127.0.0.1", silent.port, soon() + std::chrono::minutes(1));
+  EXPECT_THAT(error_of([&] { receive_frame(socket, 100, soon()); }),
+              HasSubstr("the peer does not answer"));
 }
 
 int nice_of(pid_t thread) { return ::getpriority(PRIO_PROCESS, static_cast<id_t>(thread)); }
@@ -69,16 +40,16 @@ TEST(ThreadPriority, IsLowerForTheCallingThreadAlone) {
 
 TEST(Uninterrupted, CallsAgainOnlyAfterASignal) {
   int calls = 0;
-  const auto fails_twice_with = [&calls](int error) {
+  const auto call = [&calls](int error) {
     calls = 0;
-    return [&calls, error] {
+    return uninterrupted([&calls, error] {
       errno = error;
       return ++calls < 3 ? -1 : 7;
-    };
+    });
   };
-  EXPECT_EQ(uninterrupted(fails_twice_with(EINTR)), 7);
+  EXPECT_EQ(call(EINTR), 7);
   EXPECT_EQ(calls, 3);
-  EXPECT_EQ(uninterrupted(fails_twice_with(EIO)), -1);
+  EXPECT_EQ(call(EIO), -1);
   EXPECT_EQ(calls, 1);
   EXPECT_EQ(errno, EIO);
 }

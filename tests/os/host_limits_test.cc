@@ -5,25 +5,17 @@
 namespace zerorun::testing {
 namespace {
 
-TEST(HostLimits, ReadsTheMachinesAndTheGroups) {
+TEST(HostLimits, ReadsTheMachinesAndTheGroupsIfThereAreAny) {
   const Scratch root;
-  root.write("proc/meminfo", "MemTotal:  2000 kB\nMemFree: 10 kB\nMemAvailable:    1000 kB\n");
   root.write("proc/self/cgroup", "0::/job\n");
+  root.write("sys/fs/cgroup/job/memory.max", "max\n");
+  EXPECT_FALSE(host_limits(root.path()).available);
+  EXPECT_FALSE(host_limits(root.path()).group_available);
+  root.write("proc/meminfo", "MemTotal:  2000 kB\nMemFree: 10 kB\nMemAvailable:    1000 kB\n");
   root.write("sys/fs/cgroup/job/memory.max", "500000\n");
-  root.write("sys/fs/cgroup/job/memory.current", "300000\n");
-  root.write("sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 100000\n");
-  const HostLimits limits = host_limits(root.path());
-  EXPECT_EQ(limits.available, 1'024'000);
-  EXPECT_EQ(limits.group_available, 300'000);
-}
-
-TEST(HostLimits, WithoutALimitThereIsNone) {
-  const Scratch root;
-  root.write("proc/self/cgroup", "0::/\n");
-  root.write("sys/fs/cgroup/memory.max", "max\n");
-  const HostLimits limits = host_limits(root.path());
-  EXPECT_FALSE(limits.available);
-  EXPECT_FALSE(limits.group_available);
+  root.write("sys/fs/cgroup/job/memory.current", "200000\n");
+  EXPECT_EQ(host_limits(root.path()).available, 1'024'000);
+  EXPECT_EQ(host_limits(root.path()).group_available, 300'000);
 }
 
 TEST(HostLimits, WhatMayBeLockedIsTheLimitUnlessTheProcessMayLockAll) {

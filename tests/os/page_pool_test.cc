@@ -1,7 +1,5 @@
 #include "os/page_pool.h"
 
-#include <sys/mman.h>
-
 #include "tests/common.h"
 #include "zerorun/error.h"
 
@@ -19,13 +17,6 @@ bool has_memory(const void* at) {
   ::close(ends[0]);
   ::close(ends[1]);
   return written;
-}
-
-size_t resident_bytes(void* at, size_t nbytes) {
-  std::vector<unsigned char> pages((nbytes + kPage - 1) / kPage);
-  if (::mincore(at, nbytes, pages.data()) != 0) return 0;
-  return kPage * static_cast<size_t>(std::count_if(pages.begin(), pages.end(),
-                                                   [](unsigned char page) { return page & 1; }));
 }
 
 std::span<std::byte> take(PagePool& pool, int range, size_t nbytes) {
@@ -58,7 +49,6 @@ TEST(PagePool, ARangeGetsThePagesThatAnotherOfItsSizeGaveBack) {
   pool.give(0);
   const auto second = take(pool, 1, kMany);
   EXPECT_TRUE(all_are(second, std::byte{5}));  // a new page would be zero
-  EXPECT_EQ(resident_bytes(second.data(), kMany), kMany);
   const auto again = take(pool, 0, kMany);
   EXPECT_TRUE(all_are(again, std::byte{0}));
   std::fill(again.begin(), again.end(), std::byte{6});
@@ -86,11 +76,10 @@ TEST(PagePool, ValuesOfRangesInUseDoNotChangeWhileOthersComeAndGo) {
 }
 
 size_t own_resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
   size_t total = 0;
   size_t resident = 0;
-  std::FILE* const file = std::fopen("/proc/self/statm", "r");
-  if (std::fscanf(file, "%zu %zu", &total, &resident) != 2) resident = 0;
-  std::fclose(file);
+  statm >> total >> resident;
   return resident * kPage;
 }
 
@@ -108,11 +97,10 @@ TEST(PagePool, KeepsNoMoreMemoryThanRangesHadAtOneTime) {
   EXPECT_LT(own_resident_bytes() - before, 3 * kMany);
 }
 
-TEST(PagePool, TellsARangeThatIsTooSmallOrReservedTwice) {
+TEST(PagePool, TellsARangeThatIsTooSmall) {
   PagePool pool;
   pool.reserve(0, kPage);
   EXPECT_THROW(pool.take(0, kPage + 1), InternalError);
-  EXPECT_THROW(pool.reserve(0, kPage), InternalError);
 }
 
 }  // namespace

@@ -10,93 +10,73 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string content_of(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
+class WriteWholeFile : public ::testing::Test {
+ protected:
+  size_t files() const {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(root_), {}));
+  }
 
-size_t entries_of(const fs::path& folder) {
-  return static_cast<size_t>(
-      std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
-}
+  const Scratch folder_;
+  const fs::path root_ = folder_.path();
+};
 
-TEST(WriteWholeFile, CreatesAndReplacesAndLeavesNothingElse) {
-  const Scratch folder;
-  const fs::path file = folder.path() / "file";
+TEST_F(WriteWholeFile, CreatesAndReplacesWithTheSamePermissionsAndLeavesNothingElse) {
+  const fs::path file = root_ / "file";
   for (const char* text : {"first, the longer one\n", "second\n", ""}) {
     write_whole_file(file, text);
-    EXPECT_EQ(content_of(file), text);
-    EXPECT_EQ(entries_of(folder.path()), 1U);
+    EXPECT_EQ(folder_.read("file"), text);
+    EXPECT_EQ(files(), 1U);
   }
-}
-
-TEST(WriteWholeFile, NamesTheFileWhoseFolderIsMissing) {
-  const Scratch folder;
-  const fs::path file = folder.path() / "missing" / "file";
-  EXPECT_EQ(error_of<IoError>([&] { write_whole_file(file, "text"); }),
-            "cannot write " + file.string() + ": No such file or directory");
-}
-
-TEST(WriteWholeFile, KeepsThePermissions) {
-  const Scratch folder;
-  const fs::path file = folder.write("file", "old");
   fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
   write_whole_file(file, "new");
   EXPECT_EQ(fs::status(file).permissions(), fs::perms::owner_read | fs::perms::owner_write);
-  EXPECT_EQ(content_of(file), "new");
 }
 
-TEST(WriteWholeFile, FollowsLinksAlsoToWhatDoesNotExistYet) {
-  const Scratch folder;
-  const fs::path root = folder.path();
-  fs::create_directory(root / "inner");
-  fs::create_symlink("inner/target", root / "relative");
-  fs::create_symlink(root / "relative", root / "chain");
+TEST_F(WriteWholeFile, FollowsLinksAlsoToWhatDoesNotExistYet) {
+  fs::create_directory(root_ / "inner");
+  fs::create_symlink("inner/target", root_ / "relative");
+  fs::create_symlink(root_ / "relative", root_ / "chain");
   for (const char* text : {"first", "second"}) {
-    write_whole_file(root / "chain", text);
-    EXPECT_TRUE(fs::is_symlink(root / "chain"));
-    EXPECT_TRUE(fs::is_symlink(root / "relative"));
-    EXPECT_EQ(content_of(root / "inner" / "target"), text);
+    write_whole_file(root_ / "chain", text);
+    EXPECT_TRUE(fs::is_symlink(root_ / "chain"));
+    EXPECT_TRUE(fs::is_symlink(root_ / "relative"));
+    EXPECT_EQ(folder_.read("inner/target"), text);
   }
-  fs::create_symlink("loop", root / "loop");
-  EXPECT_THROW(write_whole_file(root / "loop", "text"), IoError);
+  fs::create_symlink("loop", root_ / "loop");
+  EXPECT_THROW(write_whole_file(root_ / "loop", "text"), IoError);
 }
 
-TEST(WriteWholeFile, WritesToWhatIsNoRegularFile) {
-  const Scratch folder;
-  const fs::path pipe = folder.path() / "pipe";
+TEST_F(WriteWholeFile, WritesToWhatIsNoRegularFile) {
+  const fs::path pipe = root_ / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   std::string read;
-  std::thread reader([&] { read = content_of(pipe); });
+  std::thread reader([&] { read = folder_.read("pipe"); });
   write_whole_file(pipe, "through the pipe");
   reader.join();
   EXPECT_EQ(read, "through the pipe");
   EXPECT_TRUE(fs::is_fifo(pipe));
   // A link, so that a mistake replaces the link and not the device.
-  fs::create_symlink("/dev/null", folder.path() / "null");
-  write_whole_file(folder.path() / "null", "gone");
-  EXPECT_TRUE(fs::is_symlink(folder.path() / "null"));
+  fs::create_symlink("/dev/null", root_ / "null");
+  write_whole_file(root_ / "null", "gone");
+  EXPECT_TRUE(fs::is_symlink(root_ / "null"));
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
 }
 
-TEST(WriteWholeFile, WritesToAnOpenFileWhereThatStands) {
-  const Scratch folder;
-  const fs::path file = folder.write("out", "before ");
+TEST_F(WriteWholeFile, WritesToAnOpenFileWhereThatStands) {
+  const fs::path file = folder_.write("file", "before ");
   const int descriptor = ::open(file.c_str(), O_WRONLY);
   ASSERT_EQ(::lseek(descriptor, 0, SEEK_END), 7);
-  const fs::path link = folder.path() / "stdout";
+  const fs::path link = root_ / "stdout";
   fs::create_symlink("/proc/self/fd/" + std::to_string(descriptor), link);
   write_whole_file(link, "text ");
   ASSERT_EQ(::write(descriptor, "after", 5), 5);
   ::close(descriptor);
-  EXPECT_EQ(content_of(file), "before text after");
+  EXPECT_EQ(folder_.read("file"), "before text after");
   EXPECT_TRUE(fs::is_symlink(link));
 }
 
-TEST(WriteWholeFile, OnAFullDiskKeepsTheOldContentAndLeavesNothing) {
-  const Scratch folder;
-  const fs::path file = folder.write("file", "old");
+TEST_F(WriteWholeFile, OnAFullDiskKeepsTheOldContentAndLeavesNothing) {
+  const fs::path file = folder_.write("file", "old");
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit before = {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -105,19 +85,21 @@ TEST(WriteWholeFile, OnAFullDiskKeepsTheOldContentAndLeavesNothing) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
   EXPECT_THROW(write_whole_file(file, std::string(200'000, 'x')), IoError);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
-  EXPECT_EQ(content_of(file), "old");
-  EXPECT_EQ(entries_of(folder.path()), 1U);
-  const fs::path other = folder.write("file.tmp", "the user's own");
+  EXPECT_EQ(folder_.read("file"), "old");
+  EXPECT_EQ(files(), 1U);
+  folder_.write("file.tmp", "the user's own");
   write_whole_file(file, "new");
-  EXPECT_EQ(content_of(file), "new");
-  EXPECT_EQ(content_of(other), "the user's own");
-  EXPECT_EQ(entries_of(folder.path()), 2U);
+  EXPECT_EQ(folder_.read("file"), "new");
+  EXPECT_EQ(folder_.read("file.tmp"), "the user's own");
+  EXPECT_EQ(files(), 2U);
 }
 
-TEST(WriteWholeFile, RefusesAFullDeviceAndAFolder) {
-  const Scratch folder;
+TEST_F(WriteWholeFile, RefusesAFullDeviceAFolderAndAMissingOne) {
   EXPECT_THROW(write_whole_file("/dev/full", "text"), IoError);
-  EXPECT_THROW(write_whole_file(folder.path(), "text"), IoError);  // a folder
+  EXPECT_THROW(write_whole_file(root_, "text"), IoError);
+  const fs::path file = root_ / "missing" / "file";
+  EXPECT_EQ(error_of<IoError>([&] { write_whole_file(file, "text"); }),
+            "cannot write " + file.string() + ": No such file or directory");
 }
 
 }  // namespace

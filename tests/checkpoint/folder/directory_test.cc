@@ -33,13 +33,6 @@ class Directory : public ::testing::Test {
   std::shared_ptr<Communicator> comm_ = make_communicator({});
 };
 
-TEST_F(Directory, LatestNamesTheLastSaveAndTagsStay) {
-  save("a", 1);
-  save("b", 2);
-  EXPECT_EQ(load("", 2), "b");
-  EXPECT_EQ(load("a", 1), "a");
-}
-
 TEST_F(Directory, WhatALinkLeadsToIsKeptAndLinksAreNotCounted) {
   for (int step = 1; step <= 4; ++step) {
     FakeEngine engine = make_engine(1);
@@ -91,9 +84,6 @@ TEST_F(Directory, WhatThisUserMayNotReadIsNotMissing) {
 TEST_F(Directory, ThoseWhoRemoveTheSameCheckpointsDoNotFail) {
   save("kept");
   remove_checkpoint(path_, "already_gone");
-  save("old", 1, false);
-  remove_checkpoint(path_, "old");
-  EXPECT_THAT(names_in(path_), ElementsAre("kept", "latest"));
   for (int round = 0; round < 20; ++round) {
     std::vector<std::string> tags;
     for (int i = 0; i < 10; ++i) {
@@ -103,43 +93,23 @@ TEST_F(Directory, ThoseWhoRemoveTheSameCheckpointsDoNotFail) {
         write_file(path_ / tags.back() / fmt::format("{}", file), "bytes");
       }
     }
-    const auto remove_all = [&] {
+    std::atomic<int> removing = 2;
+    testing::run_threads(3, [&](int thread) {
+      if (thread == 2) {
+        do {
+          remove_leftovers(path_, new_save_id());
+        } while (removing > 0);
+        return;
+      }
       for (const std::string& tag : tags) EXPECT_NO_THROW(remove_checkpoint(path_, tag)) << tag;
-    };
-    std::thread one(remove_all);
-    std::thread other(remove_all);
-    std::atomic<bool> done = false;
-    std::thread saving([&] {
-      while (!done) remove_leftovers(path_, new_save_id());
+      --removing;
     });
-    one.join();
-    other.join();
-    done = true;
-    saving.join();
     remove_leftovers(path_, new_save_id());
     EXPECT_THAT(names_in(path_), ElementsAre("kept", "latest"));
   }
 }
 
-TEST_F(Directory, AFileIsNoFolderOfCheckpoints) {
-  const std::string file = (path_ / "file").string();
-  write_file(file, "text");
-  FakeEngine engine = make_engine(1);
-  EXPECT_THAT([&] { load_checkpoint(engine, *comm_, file); },
-              ThrowsMessage<CheckpointError>(HasSubstr(file + " is not a folder")));
-}
-
-TEST_F(Directory, PartsOfAModelAreSavedSideBySide) {
-  const std::string id = "0123456789abcdef";
-  for (const char* part : {"mp_rank_00", "mp_rank_01"}) {
-    fs::create_directories(path_ / ("." + std::string(part) + ".tmp-" + id));
-  }
-  save("mp_rank_00", 1, false);  // the other one's folder may be in use
-  EXPECT_THAT(names_in(path_), ElementsAre(".mp_rank_01.tmp-" + id, "mp_rank_00"));
-  EXPECT_EQ(load("mp_rank_00", 1), "mp_rank_00");
-}
-
-TEST_F(Directory, ASaveMayLeaveLatestAlone) {
+TEST_F(Directory, LatestNamesTheLastSaveUnlessThatLeavesItAlone) {
   save("side", 1, false);
   EXPECT_THAT(names_in(path_), ElementsAre("side"));
   save("main", 2);
@@ -161,15 +131,20 @@ TEST_F(Directory, SavingATagAgainReplacesItAndKeepsOtherFiles) {
 
 TEST_F(Directory, LeftoversOfCrashesGoWithTheNextSaveAndNothingElse) {
   const std::string id = "0123456789abcdef";
-  fs::create_directories(path_ / (".step1.tmp-" + id) / "deep");
+  for (const std::string part : {"mp_rank_00", "mp_rank_01"}) {
+    fs::create_directories(path_ / ("." + part + ".tmp-" + id) / "deep");
+  }
+  save("mp_rank_00", 1, false);  // the folder of the model's other part may be in use
+  EXPECT_THAT(names_in(path_), ElementsAre(".mp_rank_01.tmp-" + id, "mp_rank_00"));
   write_file(path_ / (".latest.tmp-" + id), "step1");
   for (const char* name : {".step1.tmp-0123", ".tmp-0123456789abcdef", "x.tmp-0123456789abcdef",
                            ".gitignore", "notes.txt"}) {
     write_file(path_ / name, "mine");
   }
   save("a");
-  EXPECT_THAT(names_in(path_), ElementsAre(".gitignore", ".step1.tmp-0123", ".tmp-0123456789abcdef",
-                                           "a", "latest", "notes.txt", "x.tmp-0123456789abcdef"));
+  EXPECT_THAT(names_in(path_),
+              ElementsAre(".gitignore", ".step1.tmp-0123", ".tmp-0123456789abcdef", "a", "latest",
+                          "mp_rank_00", "notes.txt", "x.tmp-0123456789abcdef"));
 }
 
 // As a blocking save does while an AsyncSaver of the same process writes.
@@ -184,44 +159,33 @@ TEST_F(Directory, ASaveSparesTheFolderOfAnotherThatIsUnderWay) {
   EXPECT_THAT(names_in(path_), ElementsAre("blocking", "latest"));
 }
 
-TEST_F(Directory, MissingLatestListsTheTagsInOrder) {
+TEST_F(Directory, WithoutACheckpointItIsSaidWhichThereAre) {
+  EXPECT_THAT(load_error(), HasSubstr(path_.string() + " holds no checkpoints"));
+  EXPECT_THROW(verify_checkpoint(path_.string(), [](const std::string&) {}), CheckpointError);
   for (const char* tag : {"step10", "step9", "best"}) save(tag);
   fs::create_directory(path_ / "no_checkpoint");
+  const std::string tags = "checkpoints in " + path_.string() + ": best, step9, step10";
+  EXPECT_THAT(load_error("b"), AllOf(HasSubstr("/b holds no checkpoint; "), HasSubstr(tags)));
   fs::remove(path_ / "latest");
-  EXPECT_THAT(load_error(), HasSubstr("latest does not exist; checkpoints in " + path_.string() +
-                                      ": best, step9, step10"));
-}
-
-TEST_F(Directory, ManyTagsAreCut) {
-  save("step1");
-  for (int i = 2; i <= 25; ++i) {
-    fs::copy(path_ / "step1", path_ / ("step" + std::to_string(i)), fs::copy_options::recursive);
-  }
-  EXPECT_THAT(load_error("none"), HasSubstr("step6, step7"));
-  EXPECT_THAT(load_error("none"), HasSubstr("step25 and 5 older"));
-}
-
-TEST_F(Directory, WrongTagListsTheTags) {
-  save("a");
-  EXPECT_THAT(load_error("b"), HasSubstr("/b holds no checkpoint; checkpoints in "));
-}
-
-TEST_F(Directory, LatestThatNamesNothingListsTheTags) {
-  save("a");
+  EXPECT_THAT(load_error(), HasSubstr("latest does not exist; " + tags));
   write_file(path_ / "latest", "gone");
   EXPECT_THAT(load_error(), HasSubstr("gone holds no checkpoint, although latest names it; "));
-  write_file(path_ / "latest", "../../etc");
-  EXPECT_THAT(load_error(), HasSubstr("latest is damaged: "));
-  write_file(path_ / "latest", "");
-  EXPECT_THAT(load_error(), HasSubstr("latest is damaged: "));
-}
+  for (const char* damaged : {"../../etc", ""}) {
+    write_file(path_ / "latest", damaged);
+    EXPECT_THAT(load_error(), HasSubstr("latest is damaged: "));
+  }
+  for (int i = 11; i <= 33; ++i) {
+    fs::copy(path_ / "best", path_ / fmt::format("step{}", i), fs::copy_options::recursive);
+  }
+  EXPECT_THAT(load_error("none"), AllOf(HasSubstr("step14, step15"), HasSubstr("and 6 older")));
 
-TEST_F(Directory, EmptyOrMissingDirectoryIsSaid) {
-  EXPECT_THAT(load_error(), HasSubstr(path_.string() + " holds no checkpoints"));
-  FakeEngine engine = make_engine(1);
-  EXPECT_THAT([&] { load_checkpoint(engine, *comm_, (path_ / "nowhere").string()); },
-              ThrowsMessage<CheckpointError>(HasSubstr("there is no ")));
-  EXPECT_THROW(verify_checkpoint(directory_.string(), [](const std::string&) {}), CheckpointError);
+  const auto error_of_folder = [&](const char* name) {
+    FakeEngine engine = make_engine(1);
+    return error_of<CheckpointError>(
+        [&] { load_checkpoint(engine, *comm_, (path_ / name).string()); });
+  };
+  EXPECT_THAT(error_of_folder("nowhere"), HasSubstr("there is no "));
+  EXPECT_THAT(error_of_folder("latest"), HasSubstr("latest is not a folder"));
 }
 
 TEST_F(Directory, NamesThatAreNotRegularFilesAreErrors) {

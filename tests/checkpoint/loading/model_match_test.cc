@@ -23,13 +23,9 @@ std::string load_error(const std::function<void(FakeModel&)>& change) {
   return result;
 }
 
-TEST(ModelMatch, SameModelInAnotherOrderLoads) {
-  EXPECT_EQ(load_error([](FakeModel& model) { std::swap(model.specs[1], model.specs[3]); }),
-            "loaded");
-}
-
 TEST(ModelMatch, DifferencesAreNamed) {
   const std::vector<std::pair<std::function<void(FakeModel&)>, const char*>> cases = {
+      {[](FakeModel& model) { std::swap(model.specs[1], model.specs[3]); }, "loaded"},
       {[](FakeModel& model) {
          model.specs[2].shape = {5, 3, 7};
        },
@@ -52,11 +48,12 @@ TEST(ModelMatch, DifferencesAreNamed) {
        "optimizer states of wte.weight are [master fp32, exp_avg fp32, exp_avg_sq fp32], this "
        "optimizer's are [master fp32, momentum_buffer fp32]"},
       {[](FakeModel& model) {
+         model.master_dtype = DType::bf16;
          model.states = {{"exp_avg", DType::uint8},
                          {"exp_avg_scale", DType::fp32, 256},
                          {"exp_avg_sq", DType::bf16}};
        },
-       "this optimizer's are [master fp32, exp_avg uint8, exp_avg_scale fp32/256, "
+       "this optimizer's are [master bf16, exp_avg uint8, exp_avg_scale fp32/256, "
        "exp_avg_sq bf16]"},
       {[](FakeModel& model) {
          for (int i = 0; i < 100; ++i) {

@@ -95,13 +95,6 @@ TEST_F(Export, FollowsLinksAndKeepsPermissions) {
   EXPECT_THAT(names_in(target.parent_path()), ElementsAre("current"));
 }
 
-TEST_F(Export, NeverReplacesWhatIsNoRegularFile) {
-  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
-  EXPECT_THROW(run(2, path_, exported_tensors()), IoError);
-  EXPECT_TRUE(fs::is_fifo(path_));
-  EXPECT_THAT(names_in(directory_.path()), ElementsAre("model.safetensors"));
-}
-
 TEST_F(Export, BadRequestsAreConfigErrorsThatLeaveNothing) {
   for (const auto& tensors :
        std::vector<std::vector<ExportTensor>>{{{"a", "ln", {8}}},
@@ -118,11 +111,14 @@ TEST_F(Export, BadRequestsAreConfigErrorsThatLeaveNothing) {
   EXPECT_TRUE(names_in(directory_.path()).empty());
 }
 
-TEST_F(Export, PathsThatCannotBeWrittenAreIoErrors) {
-  write_file(directory_.path() / "file", "mine");
-  fs::create_directory(path_);
+TEST_F(Export, WhatIsNoRegularFileIsNeverReplaced) {
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
   EXPECT_THROW(run(2, path_, exported_tensors()), IoError);
-  EXPECT_THROW(run(2, directory_.path() / "file" / "model", exported_tensors()), IoError);
+  EXPECT_TRUE(fs::is_fifo(path_));
+  const fs::path file = directory_.path() / "file";
+  write_file(file, "mine");
+  EXPECT_THROW(run(2, file / "model", exported_tensors()), IoError);
+  EXPECT_THROW(run(2, directory_.path(), exported_tensors()), IoError);
   EXPECT_THAT(names_in(directory_.path()), ElementsAre("file", "model.safetensors"));
 }
 

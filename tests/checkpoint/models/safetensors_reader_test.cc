@@ -1,4 +1,3 @@
-#include "checkpoint/format/safetensors_format.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
@@ -23,17 +22,9 @@ class Reader : public ::testing::Test {
     write_file(path_, bytes);
     return SafetensorsReader(path_.string());
   }
-  // The error of reading the bytes and all tensors in them; always a CheckpointError that names the
-  // file.
+  // The error of reading the bytes; always a CheckpointError that names the file.
   std::string error_of(const std::string& bytes) {
-    const std::string error = testing::error_of<CheckpointError>([&] {
-      const SafetensorsReader reader = open(bytes);
-      for (const auto& tensor : reader.tensors()) {
-        const std::string copy(reinterpret_cast<const char*>(tensor.data.data),
-                               tensor.data.nbytes());  // a sanitizer sees reads out of bounds
-        EXPECT_LE(copy.size(), bytes.size());
-      }
-    });
+    const std::string error = testing::error_of<CheckpointError>([&] { open(bytes); });
     EXPECT_TRUE(error.empty() || error.find(path_.string()) != error.npos) << error;
     return error;
   }
@@ -53,7 +44,9 @@ TEST_F(Reader, WhatIsForgottenIsReadAgain) {
   const SafetensorsReader reader = open(safetensors(header, data));
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(reader.find("a")->data.span<uint8_t>(), ElementsAre('h', 'e', 'l', 'l', 'o'));
-    EXPECT_THAT(reader.find("b")->data.span<float>(), ElementsAre(1.5F, -2.0F));
+    const TensorView unaligned = reader.find("b")->data;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(unaligned.data) % alignof(float), 0U);
+    EXPECT_THAT(unaligned.span<float>(), ElementsAre(1.5F, -2.0F));
     for (const SafetensorsReader::Tensor& tensor : reader.tensors()) {
       reader.forget(tensor.data);
       reader.forget(tensor.data.slice(1, 1));
@@ -76,46 +69,18 @@ TEST_F(Reader, ReadsEveryDTypeOfTheReferenceImplementation) {
   EXPECT_THAT(reader.find("empty")->shape, ElementsAre(0, 4));
   EXPECT_EQ(at("scalar").as<float>()[0], 3.0F);
   EXPECT_EQ(reader.find("absent"), nullptr);
-}
-
-TEST_F(Reader, OtherDTypesAreErrorsOnlyWhenAskedFor) {
-  const SafetensorsReader reader(golden_.string());
-  EXPECT_THAT([&] { reader.find("int32"); },
-              ThrowsMessage<CheckpointError>(
-                  AllOf(HasSubstr("tensor 'int32' is of dtype I32"), HasSubstr("offset "))));
-}
-
-TEST_F(Reader, MovesKeepTheTensors) {
-  SafetensorsReader first(golden_.string());
-  SafetensorsReader second = std::move(first);
-  EXPECT_EQ(second.find("scalar")->data.as<float>()[0], 3.0F);
-}
-
-TEST_F(Reader, NoChangedByteOfTheHeaderDoesHarm) {
-  const std::string good = read_file(golden_);
-  uint64_t length = 0;
-  std::memcpy(&length, good.data(), sizeof length);
-  for (size_t i = 0; i < 8 + length; ++i) {
-    for (const char flip : {'\x01', '\x10', '\x80', '\xff'}) {
-      std::string bad = good;
-      bad[i] = static_cast<char>(bad[i] ^ flip);
-      error_of(bad);
-    }
-  }
-}
-
-TEST_F(Reader, NoMissingEndGoesUnnoticed) {
-  const std::string good = read_file(golden_);
-  for (size_t length = 0; length < good.size(); ++length) {
-    EXPECT_NE(error_of(good.substr(0, length)), "") << length;
-  }
-  EXPECT_THAT(error_of(good + '\0'), HasSubstr("cut short, or followed by something else"));
+  EXPECT_THAT(testing::error_of<CheckpointError>([&] { reader.find("int32"); }),
+              AllOf(HasSubstr("tensor 'int32' is of dtype I32"), HasSubstr("offset ")));
+  EXPECT_THROW(SafetensorsReader((directory_.path() / "none").string()), IoError);
 }
 
 TEST_F(Reader, NamesWhatIsWrongAndWhere) {
   EXPECT_THAT(error_of(std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8)),
               HasSubstr("offset 0: header of 9223372036854775807 bytes"));
   EXPECT_THAT(error_of(safetensors(std::string(100'000, '['))), HasSubstr("nested deeper"));
+  const std::string good = read_file(golden_);
+  EXPECT_THAT(error_of(good + '\0'), HasSubstr("cut short, or followed by something else"));
+  EXPECT_THAT(error_of(good.substr(0, good.size() - 1)), HasSubstr("do not fit into"));
   for (const auto& [header, data, error] : std::vector<std::array<const char*, 3>>{
            {R"({"w": oops})", "", "not valid JSON at offset "},
            {"[]", "", "offset 8: expected a JSON object"},
@@ -130,41 +95,18 @@ TEST_F(Reader, NamesWhatIsWrongAndWhere) {
             "data_offsets [0, 4] hold 4 bytes; its shape needs 8"},
            {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "",
             "data_offsets [0, 4] do not fit into 0 bytes of data at offset "},
-           {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "1234", "do not fit"}}) {
+           {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "1234", "do not fit"},
+           {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+            R"("b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+            "123", "'b' begins at offset "},
+           {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+            R"("b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})",
+            "12345", "'b' begins at offset "},
+           {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]},)"
+            R"("b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+            "1234", ""}}) {
     EXPECT_THAT(error_of(safetensors(header, data)), HasSubstr(error));
   }
-}
-
-TEST_F(Reader, OverlapsAndGapsAreErrors) {
-  const auto two = [](const std::string& first, const std::string& second) {
-    return R"({"a":{"dtype":"U8","shape":[2],"data_offsets":)" + first +
-           R"(},"b":{"dtype":"U8","shape":[2],"data_offsets":)" + second + "}}";
-  };
-  EXPECT_EQ(error_of(safetensors(two("[2,4]", "[0,2]"), "1234")), "");
-  EXPECT_THAT(error_of(safetensors(two("[0,2]", "[1,3]"), "123")),
-              HasSubstr("'b' begins at offset "));
-  EXPECT_THAT(error_of(safetensors(two("[0,2]", "[3,5]"), "12345")),
-              HasSubstr("'b' begins at offset "));
-}
-
-TEST_F(Reader, TensorsThatLieUnalignedAreUsable) {
-  const float values[] = {1.5F, -2.0F};
-  std::string data(sizeof values, '\0');
-  std::memcpy(data.data(), values, sizeof values);
-  for (size_t spaces = 0; spaces < 8; ++spaces) {
-    const SafetensorsReader reader =
-        open(safetensors(std::string(R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})") +
-                             std::string(spaces, ' '),
-                         data));
-    const TensorView view = reader.find("w")->data;
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data) % alignof(float), 0U);
-    EXPECT_THAT(view.span<float>(), ElementsAre(1.5F, -2.0F));
-  }
-}
-
-TEST_F(Reader, MissingFileIsAnIoError) {
-  EXPECT_THAT([&] { SafetensorsReader((directory_.path() / "none").string()); },
-              ThrowsMessage<IoError>(HasSubstr("No such file")));
 }
 
 class ModelFolder : public Reader {
@@ -179,12 +121,10 @@ class ModelFolder : public Reader {
   }
 };
 
-TEST_F(ModelFolder, WithOneFile) {
+TEST_F(ModelFolder, WithOneFileOrSeveral) {
   add("model.safetensors", "a");
   EXPECT_NE(SafetensorsReader(directory_.string()).find("a"), nullptr);
-}
-
-TEST_F(ModelFolder, WithSeveralFiles) {
+  fs::remove(directory_.path() / "model.safetensors");
   add("model-00001-of-00002.safetensors", "a");
   add("model-00002-of-00002.safetensors", "b");
   write_file(directory_.path() / "model.safetensors.index.json",
@@ -202,24 +142,15 @@ TEST_F(ModelFolder, WithSeveralFiles) {
   EXPECT_THAT(folder_error(), HasSubstr("has no tensor 'b'"));
 }
 
-TEST_F(ModelFolder, IndexThatMakesNoSense) {
+TEST_F(ModelFolder, WithoutSafetensorsOrASensibleIndexSaysWhatToDo) {
+  EXPECT_THAT(folder_error(), HasSubstr("holds neither model.safetensors nor"));
+  write_file(directory_.path() / "pytorch_model.bin", "");
+  EXPECT_THAT(folder_error(), HasSubstr("safe_serialization=True"));
   for (const char* index : {"", "[]", "{}", R"({"weight_map": 1})", R"({"weight_map": {"a": 1}})",
                             R"({"weight_map": {"a": "../x"}})", R"({"weight_map": {"a": ""}})"}) {
     write_file(directory_.path() / "model.safetensors.index.json", index);
     EXPECT_THAT(folder_error(), HasSubstr("model.safetensors.index.json")) << index;
   }
-}
-
-TEST_F(ModelFolder, WithoutSafetensorsSaysWhatToDo) {
-  EXPECT_THAT(folder_error(), HasSubstr("holds neither model.safetensors nor"));
-  write_file(directory_.path() / "pytorch_model.bin", "");
-  EXPECT_THAT(folder_error(), HasSubstr("safe_serialization=True"));
-}
-
-TEST(SafetensorsFormat, ADTypeThatIsNotInItsTableIsNamed) {
-  EXPECT_EQ(safetensors_name_of(DType::uint8), "U8");
-  EXPECT_THAT([] { safetensors_name_of(static_cast<DType>(99)); },
-              ThrowsMessage<InternalError>(HasSubstr("dtype 99 has no name in safetensors")));
 }
 
 }  // namespace

@@ -37,32 +37,30 @@ class AsyncSave : public ::testing::Test {
 
   Sharded large_ = large_model();
   const TemporaryDirectory directory_;
+  const fs::path path_ = directory_.path();
 };
 
 TEST_F(AsyncSave, HoldsTheStatesAsTheyWereWhenItBegan) {
+  const auto save = [&](FakeEngine& engine, AsyncSaver& saver, Communicator& comm) {
+    EXPECT_EQ(saver.state(), State::idle);
+    EXPECT_TRUE(saver.poll());
+    saver.save(as("one"));
+    engine.fill(2);  // the training goes on
+    while (!saver.poll()) {
+    }
+    EXPECT_EQ(saver.state(), State::idle);
+    expect_loads(comm, "one", 1);
+  };
   for (const uint64_t buffer_nbytes : {0UL, 100'000UL}) {
-    run(1,
-        [&](FakeEngine& engine, AsyncSaver& saver, Communicator& comm) {
-          EXPECT_EQ(saver.state(), State::idle);
-          EXPECT_TRUE(saver.poll());
-          saver.save({directory_.string(), "one", R"({"epoch": 1})"});
-          engine.fill(2);  // the training goes on
-          if (buffer_nbytes == 0) saver.wait();
-          while (!saver.poll()) {
-          }
-          EXPECT_EQ(saver.state(), State::idle);
-          expect_loads(comm, "one", 1);
-        },
-        {.buffer_nbytes = buffer_nbytes});
-    EXPECT_THAT(names_in(directory_.path()), ElementsAre("latest", "one"));
-    fs::remove_all(directory_.path() / "one");
+    run(1, save, {.buffer_nbytes = buffer_nbytes});
+    EXPECT_THAT(names_in(path_), ElementsAre("latest", "one"));
+    fs::remove_all(path_ / "one");
   }
 }
 
 TEST_F(AsyncSave, WritesTheSameFilesAsABlockingSave) {
-  const std::array<std::byte, 8> bytes{std::byte{1}, std::byte{2}};
   run(1, [&](FakeEngine& engine, AsyncSaver& saver, Communicator& comm) {
-    std::array<std::byte, 8> buffer = bytes;
+    std::array<std::byte, 8> buffer{std::byte{1}, std::byte{2}};
     SaveOptions options = as("blocking");
     options.client_state = "{}";
     options.buffers = {{"running", "F32", {2}, buffer}};
@@ -72,15 +70,9 @@ TEST_F(AsyncSave, WritesTheSameFilesAsABlockingSave) {
     buffer.fill(std::byte{7});  // the module's buffers change too
     saver.wait();
   });
-  const SavedModel one(directory_.string(), "blocking");
-  const SavedModel other(directory_.string(), "async");
-  EXPECT_EQ(one.parameters().size(), other.parameters().size());
-  std::array<std::byte, 8> saved{};
-  other.read_buffer(0, saved);
-  EXPECT_EQ(saved, bytes);
   const auto content = [&](const char* tag, const char* prefix) {
-    for (const std::string& name : names_in(directory_.path() / tag)) {
-      if (name.starts_with(prefix)) return read_file(directory_.path() / tag / name);
+    for (const std::string& name : names_in(path_ / tag)) {
+      if (name.starts_with(prefix)) return read_file(path_ / tag / name);
     }
     return std::string("no such file");
   };
@@ -90,21 +82,16 @@ TEST_F(AsyncSave, WritesTheSameFilesAsABlockingSave) {
 }
 
 // Its states lie elsewhere: each visit to read brings all of them in.
-class OffloadedEngine : public FakeEngine {
- public:
+struct OffloadedEngine : FakeEngine {
   using FakeEngine::FakeEngine;
-
   void visit_states(StateAccess access, const StateVisit& visit) override {
-    if (access == StateAccess::read) ++reads_;
+    if (access == StateAccess::read) ++reads;
     FakeEngine::visit_states(access, [&](StateInterval interval) {
       interval.on_host = true;
       visit(interval);
     });
   }
-  int reads() const { return reads_; }
-
- private:
-  int reads_ = 0;
+  int reads = 0;
 };
 
 TEST_F(AsyncSave, OffloadedStatesAreReadOnce) {
@@ -114,7 +101,7 @@ TEST_F(AsyncSave, OffloadedStatesAreReadOnce) {
     for (const int saves : {1, 2}) {
       saver.save(as("one"));
       saver.wait();
-      EXPECT_EQ(engine.reads(), saves);
+      EXPECT_EQ(engine.reads, saves);
     }
     expect_loads(comm, "one", 1);
   });
@@ -129,45 +116,83 @@ TEST_F(AsyncSave, ASecondSaveWaitsForTheFirst) {
     saver.wait();
     for (const uint64_t seed : {1, 2, 3}) expect_loads(comm, "s" + std::to_string(seed), seed);
   });
-  EXPECT_THAT(names_in(directory_.path()), ElementsAre("latest", "s1", "s2", "s3"));
+  EXPECT_THAT(names_in(path_), ElementsAre("latest", "s1", "s2", "s3"));
 }
 
-// Ways to be told an error: by one of them a save is waited for.
-const std::vector<std::function<void(AsyncSaver&, const SaveOptions&)>> kWays = {
-    [](AsyncSaver& saver, const SaveOptions&) {
+// Saves one way or another, and is told whether that worked.
+using Save = std::function<void(FakeEngine&, Communicator&, const SaveOptions&)>;
+
+Save beside_training(const std::function<void(AsyncSaver&, const SaveOptions&)>& ask) {
+  return [=](FakeEngine& engine, Communicator& comm, const SaveOptions& options) {
+    AsyncSaver saver(engine, comm);
+    saver.save(options);
+    const std::string error = error_of<IoError>([&] { ask(saver, options); });
+    EXPECT_EQ(saver.state(), State::idle);
+    if (!error.empty()) throw IoError(error);
+  };
+}
+
+const Save kBlocking = [](FakeEngine& engine, Communicator& comm, const SaveOptions& options) {
+  save_checkpoint(engine, comm, options);
+};
+const std::vector<Save> kBesideTraining = {
+    beside_training([](AsyncSaver& saver, const SaveOptions&) {
       while (!saver.poll()) {
       }
-    },
-    [](AsyncSaver& saver, const SaveOptions& next) { saver.save(next); },
-    [](AsyncSaver& saver, const SaveOptions&) { saver.wait(); }};
+    }),
+    beside_training([](AsyncSaver& saver, const SaveOptions& next) { saver.save(next); }),
+    beside_training([](AsyncSaver& saver, const SaveOptions&) { saver.wait(); })};
 
-TEST_F(AsyncSave, FullDiskOnOneRankIsAnErrorOnAllAndChangesNothing) {
-  for (const auto& ask : kWays) {
+class SaveFailure : public AsyncSave {
+ protected:
+  // A save as "new" and one as "good" fail with this error, "good" stays, and a later save works.
+  void expect_good_stays(const Save& save, rlim_t disk, const std::string& client_state,
+                         const ::testing::Matcher<const std::string&>& error) const {
     for (const char* tag : {"new", "good"}) {
-      const TemporaryDirectory directory;
-      large_.save({directory.string(), "good", ""});
+      large_.save(as("good"));
       {
-        const FileSizeLimit limit(10'000'000);  // rank 1's file is smaller
-        run(2, [&](FakeEngine&, AsyncSaver& saver, Communicator&) {
-          const SaveOptions options{directory.string(), tag, ""};
-          saver.save(options);
-          EXPECT_THAT([&] { ask(saver, options); },
-                      ThrowsMessage<IoError>(AllOf(
-                          HasSubstr("rank 0 of 2: cannot write"), HasSubstr("rank00000-"),
-                          HasSubstr("File too large"), HasSubstr("the checkpoint needs 18"))));
-          EXPECT_EQ(saver.state(), State::idle);
-        });
+        const FileSizeLimit limit(disk);
+        expect_error({directory_.string(), tag, client_state}, error, save);
       }
-      EXPECT_THAT(names_in(directory.path()), ElementsAre("good", "latest"));
-      EXPECT_EQ(names_in(directory.path() / "good").size(), 3U);
-      run(3, [&](FakeEngine&, AsyncSaver& saver, Communicator& comm) {
-        large_.expect_loads(comm, directory.string(), "good", 1);
-        saver.save({directory.string(), "next", ""});
-        saver.wait();
-        large_.expect_loads(comm, directory.string(), "next", 3);
+      EXPECT_THAT(names_in(path_), ElementsAre("good", "latest"));
+      EXPECT_EQ(names_in(path_ / "good").size(), 3U);
+      large_.run(3, [&](FakeEngine& engine, Communicator& comm) {
+        large_.expect_loads(comm, directory_.string(), "good", 1, /*by_latest=*/true);
+        save_checkpoint(engine, comm, as("next"));
+        expect_loads(comm, "next", 3);
       });
+      fs::remove_all(path_ / "next");
     }
   }
+  // The error of a save is this on every rank.
+  void expect_error(const SaveOptions& options,
+                    const ::testing::Matcher<const std::string&>& expected,
+                    const Save& save = kBlocking) const {
+    large_.run(2, [&](FakeEngine& engine, Communicator& comm) {
+      EXPECT_THAT(error_of<IoError>([&] { save(engine, comm, options); }), expected);
+    });
+  }
+
+  // Where the other rank's file is smaller.
+  const ::testing::Matcher<const std::string&> no_room_ =
+      AllOf(HasSubstr("rank 0 of 2: cannot write"), HasSubstr("rank00000-"),
+            HasSubstr("File too large"), HasSubstr("the checkpoint needs 18"), HasSubstr(" free"));
+};
+
+TEST_F(SaveFailure, FullDiskOnOneRankIsAnErrorOnAllAndChangesNothing) {
+  expect_good_stays(kBlocking, 10'000'000, "", no_room_);
+}
+
+using AsyncSaveFailure = SaveFailure;
+
+TEST_F(AsyncSaveFailure, FullDiskOnOneRankIsAnErrorOnAllAndChangesNothing) {
+  for (const Save& save : kBesideTraining) expect_good_stays(save, 10'000'000, "", no_room_);
+}
+
+// The manifest is larger than the ranks' files.
+TEST_F(SaveFailure, FullDiskForTheManifestChangesNothing) {
+  expect_good_stays(kBlocking, 14'000'000, "\"" + std::string(15'000'000, 'x') + "\"",
+                    AllOf(HasSubstr("rank 0 of 2: cannot write"), HasSubstr("checkpoint.json")));
 }
 
 TEST_F(AsyncSave, APeersFailureIsAnErrorForRankZeroThatWaitsAlone) {
@@ -175,25 +200,21 @@ TEST_F(AsyncSave, APeersFailureIsAnErrorForRankZeroThatWaitsAlone) {
   const FileSizeLimit limit(10'000'000);
   run(2, [&](FakeEngine&, AsyncSaver& saver, Communicator& comm) {
     saver.save(as("new"));
-    EXPECT_THAT([&] { saver.wait_alone(); },
-                ThrowsMessage<IoError>(HasSubstr(
-                    comm.rank() == 0 ? "rank 1 could not write its part" : "File too large")));
+    EXPECT_THAT(error_of<IoError>([&] { saver.wait_alone(); }),
+                HasSubstr(comm.rank() == 0 ? "rank 1 could not write its part" : "File too large"));
   });
-  EXPECT_THAT(names_in(directory_.path()), ElementsAre());
+  EXPECT_THAT(names_in(path_), IsEmpty());
 }
 
 TEST_F(AsyncSave, AnErrorThatNobodyAskedForIsLogged) {
-  const FileSizeLimit limit(1'000'000);
-  const auto comm = make_communicator({});
+  const FileSizeLimit limit(10'000'000);  // rank 1's file is smaller
   ::testing::internal::CaptureStderr();
-  {
-    FakeEngine engine(large_.model, large_.cuts[0], 1);
-    AsyncSaver saver(engine, *comm);
+  run(1, [&](FakeEngine&, AsyncSaver& saver, Communicator& comm) {
     saver.save(as("new"));
     while (saver.state() == State::saving) {
     }
-    EXPECT_EQ(saver.state(), State::failed);
-  }
+    EXPECT_TRUE(comm.rank() != 0 || saver.state() == State::failed);
+  });
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("cannot write"));
 }
 
@@ -206,7 +227,7 @@ TEST_F(AsyncSave, OptionsThatCannotBeFollowedAreErrorsAtOnce) {
     saver.save(as("tag"));
     saver.wait();
   });
-  EXPECT_THAT(names_in(directory_.path()), ElementsAre("latest", "tag"));
+  EXPECT_THAT(names_in(path_), ElementsAre("latest", "tag"));
 }
 
 TEST_F(AsyncSave, MemoryIsWhatTheRankSavesUnlessToldOtherwise) {
@@ -216,54 +237,6 @@ TEST_F(AsyncSave, MemoryIsWhatTheRankSavesUnlessToldOtherwise) {
   EXPECT_LT(whole, checkpoint_nbytes(engine) - 4096 + 512);
   EXPECT_EQ(snapshot_nbytes(engine, 1000), 1024U);
   EXPECT_EQ(snapshot_nbytes(engine, uint64_t{1} << 40), whole);
-}
-
-class SaveFailure : public ::testing::Test {
- protected:
-  // Rank 1 holds 9 MB of the model, rank 0 the rest.
-  SaveFailure() {
-    uneven_.model.specs = {{"large", {750'000}, "m", 0, true, ""},
-                           {"small", {7}, "m", 0, true, ""}};
-    uneven_.cuts = {{{0, 0, 10}, {1, 0, 7}}, {{0, 10, 749'990}}};
-  }
-  // The error of a save is this on every rank.
-  void expect_error(const SaveOptions& options,
-                    const ::testing::Matcher<const std::string&>& expected) const {
-    uneven_.run(2, [&](FakeEngine& engine, Communicator& comm) {
-      EXPECT_THAT(error_of<IoError>([&] { save_checkpoint(engine, comm, options); }), expected);
-    });
-  }
-  // A save as "new" and one as "good" fail, and "good" stays.
-  void expect_good_stays(rlim_t disk, const std::string& client_state,
-                         const ::testing::Matcher<const std::string&>& error) const {
-    uneven_.save({directory_.string(), "good", ""});
-    const FileSizeLimit limit(disk);
-    for (const char* tag : {"new", "good"}) {
-      expect_error({directory_.string(), tag, client_state}, error);
-      EXPECT_THAT(names_in(path_), ElementsAre("good", "latest"));
-      EXPECT_EQ(names_in(path_ / "good").size(), 3U);
-      testing::run_ranks(2, [&](Communicator& comm) {
-        uneven_.expect_loads(comm, directory_.string(), "good", 1, /*by_latest=*/true);
-      });
-    }
-  }
-
-  Sharded uneven_;
-  const TemporaryDirectory directory_;
-  const fs::path path_ = directory_.path();
-};
-
-TEST_F(SaveFailure, FullDiskOnOneRankIsAnErrorOnAllAndChangesNothing) {
-  expect_good_stays(
-      4'000'000, "",  // the ranks' shared memory is smaller
-      AllOf(HasSubstr("rank 1 of 2: cannot write"), HasSubstr("rank00001-"),
-            HasSubstr("File too large"), HasSubstr("the checkpoint needs 9"), HasSubstr(" free")));
-}
-
-// The manifest is the last and, here, the only large file.
-TEST_F(SaveFailure, FullDiskForTheManifestChangesNothing) {
-  expect_good_stays(10'000'000, "\"" + std::string(11'000'000, 'x') + "\"",
-                    AllOf(HasSubstr("rank 0 of 2: cannot write"), HasSubstr("checkpoint.json")));
 }
 
 TEST_F(SaveFailure, FilesThatAreInTheWayAreNamed) {
@@ -283,40 +256,32 @@ TEST_F(SaveFailure, FilesThatAreInTheWayAreNamed) {
 }
 
 TEST_F(SaveFailure, RanksThatDoNotSeeOneFileSystemAreToldSo) {
-  uneven_.run(2, [&](FakeEngine& engine, Communicator& comm) {
-    const fs::path own = path_ / std::to_string(comm.rank());
-    EXPECT_THAT([&] { save_checkpoint(engine, comm, {.directory = own.string()}); },
-                ThrowsMessage<IoError>(
-                    AllOf(HasSubstr("rank 1 of 2: "), HasSubstr("is not where rank 0 made it"))));
-  });
-  EXPECT_THAT(names_in(path_ / "0"), ElementsAre());
+  const Save to_own_folder = [this](FakeEngine& engine, Communicator& comm, const SaveOptions&) {
+    save_checkpoint(engine, comm, {.directory = (path_ / std::to_string(comm.rank())).string()});
+  };
+  expect_error({}, AllOf(HasSubstr("rank 1 of 2: "), HasSubstr("is not where rank 0 made it")),
+               to_own_folder);
+  EXPECT_THAT(names_in(path_ / "0"), IsEmpty());
 }
 
 // One parameter that is larger than the disk, without the memory to match.
-class OversizedEngine : public FakeEngine {
- public:
-  OversizedEngine(const FakeModel& model, int64_t numel)
-      : FakeEngine(model, std::vector<testing::Cut>{}, 1), numel_(numel) {}
+struct OversizedEngine : FakeEngine {
+  explicit OversizedEngine(const FakeModel& model)
+      : FakeEngine(model, std::vector<testing::Cut>{}, 1), numel(model.numel(0)) {}
   using EngineStates::state_intervals;
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> /*parameter*/) override {
-    return {{.numel = numel_, .master = {nullptr, numel_, DType::fp32}}};
+    return {{.numel = numel, .master = {nullptr, numel, DType::fp32}}};
   }
-
- private:
-  int64_t numel_;
+  int64_t numel;
 };
 
 TEST_F(SaveFailure, MoreThanTheDiskHasIsRefusedBeforehand) {
-  const auto comm = make_communicator({});
-  FakeModel model;
   const auto numel = static_cast<int64_t>(free_space(path_).value() / 4) + (1 << 26);
-  model.specs = {{"large", {numel}, "m", 0, true, ""}};
-  model.states.clear();
-  OversizedEngine engine(model, numel);
-  EXPECT_THAT([&] { save_checkpoint(engine, *comm, {.directory = directory_.string()}); },
-              ThrowsMessage<IoError>(
-                  AllOf(HasSubstr("the checkpoint needs"), HasSubstr("free some space"))));
-  EXPECT_TRUE(names_in(path_).empty());
+  OversizedEngine engine({.specs = {{"large", {numel}, "m", 0, true, ""}}, .states = {}});
+  const auto comm = make_communicator({});
+  EXPECT_THAT(error_of<IoError>([&] { save_checkpoint(engine, *comm, as("new")); }),
+              AllOf(HasSubstr("the checkpoint needs"), HasSubstr("free some space")));
+  EXPECT_THAT(names_in(path_), IsEmpty());
   const SaveFolder gone({.directory = "/nowhere/run", .tag = "step1", .id = 1}, 10);
   EXPECT_EQ(gone.disk_use(), "the checkpoint needs 10 bytes, /nowhere/run cannot be read");
 }

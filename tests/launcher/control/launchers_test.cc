@@ -6,7 +6,6 @@
 #include "core/build_id.h"
 #include "launcher/control/control_connection.h"
 #include "launcher/control/coordinator.h"
-#include "launcher/environment.h"
 #include "launcher/ranks/supervisor.h"
 #include "os/socket.h"
 #include "tests/common.h"
@@ -28,9 +27,7 @@ ControlMessage end_when_told(const ControlMessage& message) {
   Listener listener = reserve_port("127.0.0.1", 0);
   listen_on(listener);
   LauncherProcess job(
-      zerorun_command({"--accelerator", "cpu", "--nproc_per_node", "1", "--nnodes", "2",
-                       "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port",
-                       std::to_string(listener.port), "sh", "-c", "exec sleep 1000"}),
+      testing::by_hand_command(1, 2, 1, listener.port, {"sh", "-c", "exec sleep 1000"}),
       {{"ZERORUN_JOB_SECRET", "s"}});
   Peer launcher = testing::accept_ready(listener);
   Cluster cluster;
@@ -44,63 +41,66 @@ ControlMessage end_when_told(const ControlMessage& message) {
   return end;
 }
 
+// One that has at most one client that is not yet let in, and lets in all that say anything.
+class FrameServerTest : public ::testing::Test {
+ protected:
+  FileDescriptor connect() const {
+    return connect_to("127.0.0.1", port_, Clock::now() + kDeadline);
+  }
+  FileDescriptor connect_and_greet() const {
+    FileDescriptor client = connect();
+    send_frame(client, "it", Clock::now() + kDeadline);
+    return client;
+  }
+  size_t service() {
+    const auto accept = [this](FrameConnection&, const std::string&) {
+      ++judged_;
+      return FrameServer::Admission::admit;
+    };
+    return server_.service(accept).size();
+  }
+
+  Listener listener_ = reserve_port("127.0.0.1", 0);
+  const uint16_t port_ = listener_.port;
+  FrameServer server_{std::move(listener_), {.clients = 1, .bytes = 100}};
+  int judged_ = 0;
+};
+
 // Its owner polls, and the listening socket goes on to be readable.
-TEST(FrameServer, WaitsForAFreeDescriptor) {
-  Listener listener = reserve_port("127.0.0.1", 0);
-  const uint16_t port = listener.port;
-  FrameServer server(std::move(listener), {.clients = 1, .bytes = 100});
-  Peer peer(connect_to("127.0.0.1", port, Clock::now() + kDeadline));
-  peer.send(ControlMessage("join"));
-  const auto accepts = [](FrameConnection&, const std::string&) {
-    return FrameServer::Admission::admit;
-  };
+TEST_F(FrameServerTest, WaitsForAFreeDescriptor) {
+  const FileDescriptor client = connect_and_greet();
   rlimit before{};
   getrlimit(RLIMIT_NOFILE, &before);
   const rlimit none = {0, before.rlim_max};
   setrlimit(RLIMIT_NOFILE, &none);
   const Clock::time_point begin = Clock::now();
-  for (int turn = 0; turn < 10; ++turn) EXPECT_TRUE(server.service(accepts).empty());
+  for (int turn = 0; turn < 10; ++turn) EXPECT_EQ(service(), 0U);
   EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(100));
   setrlimit(RLIMIT_NOFILE, &before);
-  while (server.service(accepts).empty()) ASSERT_LT(Clock::now() - begin, kDeadline);
+  while (service() == 0) ASSERT_LT(Clock::now() - begin, kDeadline);
 }
 
 // The oldest is dropped for too many that stay, not for one whose greeting is there.
-TEST(FrameServer, AnAdmittedClientTakesNoOthersPlace) {
-  Listener listener = reserve_port("127.0.0.1", 0);
-  const uint16_t port = listener.port;
-  FrameServer server(std::move(listener), {.clients = 1, .bytes = 100});
-  int judged = 0;
-  const auto accepts = [&](FrameConnection&, const std::string&) {
-    ++judged;
-    return FrameServer::Admission::admit;
+TEST_F(FrameServerTest, AnAdmittedClientTakesNoOthersPlace) {
+  const FileDescriptor oldest = connect();
+  while (!server_.has_unauthenticated()) service();
+  const FileDescriptor second = connect_and_greet();
+  EXPECT_EQ(service(), 1U);
+  EXPECT_TRUE(server_.has_unauthenticated());
+  connect_and_greet();  // one that has gone is not judged
+  EXPECT_EQ(service(), 0U);
+  EXPECT_TRUE(server_.has_unauthenticated());
+  EXPECT_EQ(judged_, 1);
+}
+
+TEST(NodeLauncher, ASignalOrAnEndThatComesWithTheOrderToBeginReachesTheRanks) {
+  const auto cause_of = [](const ControlMessage& end) {
+    return static_cast<RunEnd::Cause>(end.number("cause", 0, 9));
   };
-  const FileDescriptor oldest = connect_to("127.0.0.1", port, Clock::now() + kDeadline);
-  while (!server.has_unauthenticated()) server.service(accepts);
-  FileDescriptor second = connect_to("127.0.0.1", port, Clock::now() + kDeadline);
-  send_frame(second, "it", Clock::now() + kDeadline);
-  EXPECT_EQ(server.service(accepts).size(), 1U);
-  EXPECT_TRUE(server.has_unauthenticated());
-  // One that has gone is not judged.
-  FileDescriptor gone = connect_to("127.0.0.1", port, Clock::now() + kDeadline);
-  send_frame(gone, "it", Clock::now() + kDeadline);
-  gone.close();
-  EXPECT_TRUE(server.service(accepts).empty());
-  EXPECT_TRUE(server.has_unauthenticated());
-  EXPECT_EQ(judged, 1);
-}
-
-int64_t cause_of(const ControlMessage& end) { return end.number("cause", 0, 9); }
-
-TEST(NodeLauncher, ASignalThatComesWithTheOrderToBeginReachesTheRanks) {
   const ControlMessage end = end_when_told(ControlMessage("signal").add("signal", SIGINT));
-  EXPECT_EQ(cause_of(end), static_cast<int64_t>(RunEnd::Cause::request));
+  EXPECT_EQ(cause_of(end), RunEnd::Cause::request);
   EXPECT_EQ(end.number("code", 0, 255), 128 + SIGINT);
-}
-
-TEST(NodeLauncher, AnEndThatComesWithTheOrderToBeginEndsTheRanks) {
-  EXPECT_EQ(cause_of(end_when_told(ControlMessage("end"))),
-            static_cast<int64_t>(RunEnd::Cause::elsewhere));
+  EXPECT_EQ(cause_of(end_when_told(ControlMessage("end"))), RunEnd::Cause::elsewhere);
 }
 
 // A job on two other hosts, whose launchers are the test: its `ssh` prints their token.
@@ -116,10 +116,8 @@ class CoordinatorTest : public ::testing::Test {
                    /*executable=*/true);
     const std::string hosts =
         scratch_.write("hosts", "198.51.100.1 slots=1\n198.51.100.2 slots=1\n");
-    const std::string path = inherited_environment()["PATH"];
-    job_.emplace(
-        zerorun_command({"--accelerator", "cpu", "--hostfile", hosts, "true"}),
-        std::map<std::string, std::string>{{"PATH", scratch_.path().string() + ":" + path}});
+    job_.emplace(zerorun_command({"--accelerator", "cpu", "--hostfile", hosts, "true"}),
+                 testing::path_from(scratch_));
     const std::string line = job_->read_error_line();  // "HOST PORT ..."
     port_ = static_cast<uint16_t>(std::stoi(line.substr(line.find(' ') + 1)));
   }
@@ -170,98 +168,24 @@ TEST_F(CoordinatorTest, AfterCtrlCNoFurtherHostBegins) {
   EXPECT_TRUE(second.next()->is("signal"));
   EXPECT_TRUE(second.next()->is("finish"));
   first.await("finish");
-  EXPECT_EQ(job_->wait(), 128 + SIGINT);
-  EXPECT_THAT(job_->errors(), HasSubstr("SIGINT: ending the ranks of 2 hosts"));
-  EXPECT_THAT(job_->errors(), Not(HasSubstr("error")));
+  EXPECT_THAT(job_->end(), ended(128 + SIGINT, AllOf(HasSubstr("ending the ranks of 2 hosts"),
+                                                     Not(HasSubstr("error")))));
 }
 
 // A message that its state does not allow loses the host, and with it the job.
 TEST_F(CoordinatorTest, AMessageOutOfTurnLosesTheHost) {
   Peer first = join(0);
   first.send(ControlMessage("ended").add("cause", 0).add("code", 0));
-  EXPECT_EQ(job_->wait(), 1);
-  EXPECT_THAT(job_->errors(), HasSubstr("its launcher sent 'ended' out of turn"));
-}
-
-}  // namespace
-}  // namespace zerorun::launchers_test
-
-namespace zerorun {
-namespace {
-
-TEST(ControlMessage, CarriesAnyBytesAndRepeatedNames) {
-  const std::string bytes("a\0\n\xff", 4);
-  ControlMessage sent("job");
-  sent.add("argument", bytes).add("argument", "").add("count", 7);
-  const ControlMessage got = ControlMessage::decode(sent.encode());
-  EXPECT_TRUE(got.is("job"));
-  EXPECT_THAT(got.all("argument"), ElementsAre(bytes, ""));
-  EXPECT_EQ(got.number("count", 0, 10), 7);
-  EXPECT_EQ(got.text("absent"), "");
-  EXPECT_THAT(got.all("absent"), IsEmpty());
+  EXPECT_THAT(job_->end(), ended(1, HasSubstr("its launcher sent 'ended' out of turn")));
 }
 
 TEST(ControlMessage, NumbersAreBounded) {
   ControlMessage message("m");
   message.add("n", 11).add("word", "x").add("tail", "1x");
   EXPECT_EQ(message.number("n", 0, 11), 11);
-  EXPECT_THROW(message.number("n", 0, 10), CommError);
-  EXPECT_THROW(message.number("word", 0, 10), CommError);
-  EXPECT_THROW(message.number("tail", 0, 10), CommError);
-  EXPECT_THROW(message.number("absent", 0, 10), CommError);
-}
-
-// Every prefix of a message, and each of its bytes turned into another one, is a message or an
-// error: nothing is read beyond its end.
-TEST(ControlMessage, DamagedBytesAreAnErrorOrAnotherMessage) {
-  ControlMessage sent("begin");
-  sent.add("host", "a").add("slots", "0,1");
-  const std::string whole = sent.encode();
-  const auto try_decode = [](const std::string& bytes) {
-    try {
-      ControlMessage::decode(bytes);
-      return true;
-    } catch (const CommError&) {
-      return false;
-    }
-  };
-  size_t accepted = 0;
-  for (size_t length = 0; length < whole.size(); ++length) {
-    accepted += try_decode(whole.substr(0, length)) ? 1U : 0U;
+  for (const char* name : {"n", "word", "tail", "absent"}) {
+    EXPECT_THROW(message.number(name, 0, 10), CommError) << name;
   }
-  EXPECT_EQ(accepted, 2U);  // the kind alone, and the kind with one field
-  for (size_t i = 0; i < whole.size(); ++i) {
-    std::string damaged = whole;
-    damaged[i] = static_cast<char>(damaged[i] ^ 0x80);
-    try_decode(damaged);
-  }
-}
-
-TEST(MeetingMessage, BringsClusterAndMeetingToANode) {
-  Cluster cluster;
-  cluster.hosts = {{.host = "a", .slots = {0, 2}}, {.host = "b", .slots = {1}}};
-  cluster.endpoint_host = "a";
-  cluster.max_restarts = 3;
-  Meeting meeting;
-  meeting.master_addr = "a";
-  meeting.master_port = 29500;
-  meeting.secret = "s";
-  meeting.run_id = "r";
-  meeting.restarts = 2;
-  meeting.restart_reason = "rank 1 failed";
-  const ControlMessage message = encode_begin(cluster, meeting, 1);
-  const Cluster there = decode_cluster(message);
-  EXPECT_EQ(there.node_rank, 1);
-  EXPECT_EQ(there.first_rank(), 2);
-  EXPECT_EQ(there.world_size(), 3);
-  EXPECT_THAT(there.hosts[0].slots, ElementsAre(0, 2));
-  EXPECT_EQ(there.hosts[1].host, "b");
-  EXPECT_EQ(there.max_restarts, 3);
-  const Meeting told = decode_meeting(message);
-  EXPECT_EQ(told.master_port, 29500);
-  EXPECT_EQ(told.secret, "s");
-  EXPECT_EQ(told.restarts, 2);
-  EXPECT_EQ(told.restart_reason, "rank 1 failed");
 }
 
 TEST(MeetingMessage, SlotsAreNumbersAndBounded) {
@@ -290,4 +214,4 @@ TEST(NodeTable, AHostThatIsGoneIsNoSecondLauncher) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::launchers_test

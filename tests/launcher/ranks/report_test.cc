@@ -20,12 +20,6 @@ RankFailure failure_with(int status, std::vector<std::string> last_lines = {}) {
   return failure;
 }
 
-TEST(ExitCode, IsTheRanksOr128PlusSignal) {
-  EXPECT_EQ(exit_code_of(exited(3)), 3);
-  EXPECT_EQ(exit_code_of(killed(SIGKILL)), 137);
-  EXPECT_EQ(exit_code_of(killed(SIGSEGV)), 139);
-}
-
 TEST(FailureReport, EndsWithHowAndWhy) {
   EXPECT_EQ(describe_failure(failure_with(killed(SIGSEGV), {"Traceback", "Error: x"})),
             "[zerorun] last lines of rank 1:\n"
@@ -37,38 +31,28 @@ TEST(FailureReport, EndsWithHowAndWhy) {
             "clone() it before\n");
 }
 
-TEST(FailureReport, DoesNotRepeatLinesOfASingleRankOrInView) {
+TEST(FailureReport, DoesNotRepeatLinesOfASingleRank) {
   RankFailure failure = failure_with(exited(1), {"Error: x"});
-  failure.lines_in_view = true;
-  EXPECT_EQ(describe_failure(failure),
-            "[zerorun] error: rank 1 of 4 (pid 4242 on node7) failed with exit code 1\n");
-  failure.lines_in_view = false;
   failure.rank = 0;
   failure.ranks = 1;
   EXPECT_EQ(describe_failure(failure),
             "[zerorun] error: rank 0 of 1 (pid 4242 on node7) failed with exit code 1\n");
 }
 
-TEST(LikelyCause, TellsTheOomKillerFromKill9) {
+TEST(LikelyCause, OfASignalIsTheOomKillerKill9OrSharedMemory) {
   RankFailure failure = failure_with(killed(SIGKILL));
   EXPECT_THAT(likely_cause(failure), HasSubstr("kill -9"));
   failure.oom_kill = true;
-  EXPECT_THAT(likely_cause(failure), HasSubstr("OOM killer"));
-  EXPECT_THAT(likely_cause(failure), Not(HasSubstr("kill -9")));
-}
-
-TEST(LikelyCause, OfABusErrorIsSharedMemory) {
-  RankFailure failure = failure_with(killed(SIGBUS));
+  EXPECT_THAT(likely_cause(failure), AllOf(HasSubstr("OOM killer"), Not(HasSubstr("kill -9"))));
+  failure = failure_with(killed(SIGBUS));
   failure.shm_available = 3 << 20;
   EXPECT_THAT(likely_cause(failure), HasSubstr("/dev/shm has 3 MiB left"));
 }
 
-TEST(LikelyCause, IsReadFromWhatTheRankSaidUnlessThatIsAll) {
+TEST(LikelyCause, IsReadFromWhatTheRankSaid) {
   const auto cause_of = [](const char* line) {
     return likely_cause(failure_with(exited(2), {"usage: x.py", line}));
   };
-  EXPECT_THAT(cause_of("x.py: error: unrecognized arguments: --local_rank=1"),
-              HasSubstr("--local_rank never"));
   EXPECT_THAT(cause_of("RuntimeError: No CUDA GPUs are available"), HasSubstr("GPU is missing"));
   EXPECT_EQ(cause_of("ValueError: x"), "");
 }
