@@ -142,22 +142,16 @@ def begin(size: int) -> sequence.SequenceGroups:
     return sequence.start(size)
 
 
-def check(size: int) -> None:
-    here = begin(size)
-    assert (here.data_size, here.data_rank) == (WORLD_SIZE // size, RANK // size)
-    for packed, stages in ((False, range(4)), (True, (2, 3))):
-        figures, parameters = whole(here.data_size, packed)
-        for stage in stages:
-            found, ended = shared(here, stage, packed)
-            torch.testing.assert_close(
-                torch.tensor(found), torch.tensor(figures), rtol=1e-5, atol=0
-            )
-            torch.testing.assert_close(ended, parameters, rtol=0, atol=2e-5)
-
-
 def case_one_two_or_four_ranks_per_sequence_have_the_same_losses_norms_and_parameters() -> None:
     for size in (1, 2, 4):
-        check(size)
+        here = begin(size)
+        assert (here.data_size, here.data_rank) == (WORLD_SIZE // size, RANK // size)
+        for packed, stages in ((False, range(4)), (True, (2, 3))):
+            figures, parameters = whole(here.data_size, packed)
+            for stage in stages:
+                found, ended = shared(here, stage, packed)
+                torch.testing.assert_close(found, figures, rtol=1e-5, atol=0)
+                torch.testing.assert_close(ended, parameters, rtol=0, atol=2e-5)
 
 
 def case_bounds_of_documents_that_do_not_fit_are_refused() -> None:

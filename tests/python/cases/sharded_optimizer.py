@@ -1,6 +1,7 @@
 """The sharded optimizer in loops that are not zerorun's, against torch alone."""
 
 import gc
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,13 @@ class Looped:
         self.inner = DistributedDataParallel(self.model) if wrap else self.model
         self.optimizer = zerorun.ShardedOptimizer(make_optimizer(self.model))
 
+    def consolidated(self) -> dict[str, Any]:
+        """The states of all ranks."""
+        self.optimizer.consolidate_state_dict()
+        states = [self.optimizer.state_dict() if RANK == 0 else None]
+        dist.broadcast_object_list(states)
+        return states[0]
+
     def train(self, steps: int, first: int = 0) -> list[float]:
         losses = []
         for step in range(first, first + steps):
@@ -32,36 +40,31 @@ class Looped:
         return losses
 
 
-def check_sharded_optimizer(make_optimizer) -> None:
-    clipped, _ = reference(make_optimizer)
-    free, _ = reference(make_optimizer, clip=float("inf"))
-    for wrap, expected in ((True, clipped), (False, free)):
-        looped = Looped(make_optimizer, wrap)
-        losses = looped.train(8)
-        if wrap:
-            refuses("consolidate_state_dict", looped.optimizer.state_dict)
-        looped.optimizer.consolidate_state_dict()
-        states = [looped.optimizer.state_dict() if RANK == 0 else None]
-        dist.broadcast_object_list(states)
-        weights = {name: value.clone() for name, value in looped.model.state_dict().items()}
-        again = Looped(make_optimizer, wrap, seed=5)
-        again.model.load_state_dict(weights)
-        again.optimizer.load_state_dict(states[0])
-        assert_close(losses + again.train(STEPS - 8, first=8), expected)
-        # torch's own optimizer goes on with the states, and the other way round.
-        plain = make(seed=5)
-        plain.load_state_dict(weights)
-        basic = make_optimizer(plain)
-        basic.load_state_dict(states[0])
-        assert basic.state_dict()["state"].keys() == states[0]["state"].keys()
-
-
 def case_a_sharded_optimizer_in_a_ddp_script() -> None:
     with_process_group()
-    check_sharded_optimizer(adamw)
-    check_sharded_optimizer(
-        lambda model: torch.optim.SGD(model.parameters(), lr=2e-3, momentum=0.9)
-    )
+    for make_optimizer in (
+        adamw,
+        lambda model: torch.optim.SGD(model.parameters(), lr=2e-3, momentum=0.9),
+    ):
+        clipped, _ = reference(make_optimizer)
+        free, _ = reference(make_optimizer, clip=float("inf"))
+        for wrap, expected in ((True, clipped), (False, free)):
+            looped = Looped(make_optimizer, wrap)
+            losses = looped.train(8)
+            if wrap:
+                refuses("consolidate_state_dict", looped.optimizer.state_dict)
+            states = looped.consolidated()
+            weights = {name: value.clone() for name, value in looped.model.state_dict().items()}
+            again = Looped(make_optimizer, wrap, seed=5)
+            again.model.load_state_dict(weights)
+            again.optimizer.load_state_dict(states)
+            assert_close(losses + again.train(STEPS - 8, first=8), expected)
+            # torch's own optimizer goes on with the states, and the other way round.
+            plain = make(seed=5)
+            plain.load_state_dict(weights)
+            basic = make_optimizer(plain)
+            basic.load_state_dict(states)
+            assert basic.state_dict()["state"].keys() == states["state"].keys()
 
 
 def case_a_sharded_optimizer_with_clipping_and_a_scaler() -> None:
@@ -103,33 +106,28 @@ def case_states_that_do_not_fit_change_nothing() -> None:
     with_process_group()
     looped = Looped(adamw, wrap=True)
     looped.train(2)
-    looped.optimizer.consolidate_state_dict()
-    states = [looped.optimizer.state_dict() if RANK == 0 else None]
-    dist.broadcast_object_list(states)
-    before = states[0]["state"]
-    own = looped.optimizer
+    own, saved = looped.optimizer, looped.consolidated()
+    before = saved["state"]
     first = before[0]
 
     def with_first(**changes: object) -> dict[str, object]:
         """The states, with one that does not fit on the last rank only."""
         kept = {key: value for key, value in {**first, **changes}.items() if value is not None}
         wrong = before | {0: kept}
-        return states[0] | {"state": wrong if RANK == WORLD_SIZE - 1 else before}
+        return saved | {"state": wrong if RANK == WORLD_SIZE - 1 else before}
 
-    groups = [{**group, "params": [0]} for group in states[0]["param_groups"]]
+    groups = [{**group, "params": [0]} for group in saved["param_groups"]]
     for wrong, text in (
         (with_first(exp_avg=torch.ones(7)), "exp_avg of parameter 0"),
         (with_first(exp_avg=first["exp_avg"].T.contiguous()), "got shape"),
         (with_first(exp_avg=None), "got states ['exp_avg_sq']"),
-        (states[0] | {"param_groups": groups}, "got groups of [1] parameters"),
+        (saved | {"param_groups": groups}, "got groups of [1] parameters"),
     ):
         raises(zerorun.CheckpointError, text, own.load_state_dict, wrong)
-    own.consolidate_state_dict()
-    if RANK == 0:
-        after = own.state_dict()["state"]
-        assert torch.equal(after[0]["exp_avg"], first["exp_avg"])
-        assert after[0]["step"] == 2
-    own.load_state_dict(states[0])
+    after = looped.consolidated()["state"][0]
+    assert torch.equal(after["exp_avg"], first["exp_avg"])
+    assert after["step"] == 2
+    own.load_state_dict(saved)
 
 
 def case_a_deleted_one_leaves_a_model_that_others_can_take() -> None:
