@@ -68,13 +68,6 @@ def test_in_a_trial_what_needs_a_gpu_says_that_there_is_none(machine: Machine) -
     assert machine.check("--trial", "device", **settings).returncode == 1
 
 
-def test_a_name_is_of_a_part_or_of_a_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(root / "scripts")
-    table = importlib.import_module("gpu_steps").Table("", "", "")
-    for name in table.parts.keys() & table.steps.keys():
-        assert table.parts[name] == [name]
-
-
 def test_a_report_has_what_zerorun_says_of_the_machine(machine: Machine) -> None:
     says = "GPUs  1 visible\\nCPUs  0-15\\nmemory  1 TiB\\n\\nenvironment variables\\n  RANK\\n"
     folder = machine.pack(program=f"#!/bin/bash\nprintf '{says}'\n")
