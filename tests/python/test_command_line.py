@@ -76,13 +76,21 @@ def test_a_monitor_that_fails_is_the_commands_failure(
 
 @pytest.mark.usefixtures("capsys")  # the output that exit_with would replace is not pytest's
 @pytest.mark.parametrize(
-    "error",
-    [OSError(errno.ENOENT, "it failed"), OSError(errno.ENOSPC, "it failed", "page.html")],
+    ("closed", "error"),
+    [
+        (False, OSError(errno.ENOENT, "it failed")),
+        (False, OSError(errno.ENOSPC, "it failed", "page.html")),
+        (True, OSError(errno.EIO, "it failed")),
+    ],
 )
-def test_an_error_that_is_not_of_the_output_is_not_told_as_one(error: OSError) -> None:
+def test_an_error_that_is_not_of_the_output_is_not_told_as_one(
+    closed: bool, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> int:
         raise error
 
+    if closed:
+        monkeypatch.setattr("sys.stdout", None)
     with pytest.raises(OSError, match="it failed"):
         exit_with(fail)
 

@@ -26,26 +26,6 @@ def test_the_page_has_every_text_of_the_sources() -> None:
     assert not [text for _, text in MESSAGES if "CPU rank{}" in text]  # a note
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "expected"),
-    [
-        ("a.cc", 'fail<IoError>("cannot {}: "  // why\n  "{}", a(")"), b);', ["cannot {}: {}"]),
-        ("a.cc", 'throw CommError("it is gone"); // fail<X>("no {}")', ["it is gone"]),
-        ("a.cc", 'problems.add(pointer, "unknown key; {}", f(1));', ["unknown key; {}"]),
-        ("a.py", 'raise _C.ConfigError(f"got {a!r}, " + f"wanted {b}")', ["got {}, wanted {}"]),
-        ("a.py", "raise ValueError", []),
-    ],
-)
-def test_texts_are_found_in_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str, expected: list[str]
-) -> None:
-    monkeypatch.setattr(error_texts, "ROOT", tmp_path)
-    path = tmp_path / name
-    path.write_text(source)
-    read = error_texts._of_python if name.endswith(".py") else error_texts._of_cpp
-    assert [text.text for text in read(path)] == expected
-
-
 def test_entries_have_an_example_a_cause_and_a_remedy() -> None:
     anchors = [entry.anchor for entry in ENTRIES]
     assert len(set(anchors)) == len(anchors)

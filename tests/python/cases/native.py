@@ -129,18 +129,6 @@ def case_every_policy_gives_the_same_losses() -> None:
         assert_close(train(engine, 3), expected)
 
 
-def case_what_happens_is_logged() -> None:
-    with logged() as lines:
-        engine = shard(make(), stage=1)
-        engine.destroy()
-        engine, *_ = initialize(make(), config={"train_batch_size": 4, "dump_state": True})
-        engine.destroy()
-    assert bool(lines) == (RANK == 0)
-    if RANK == 0:
-        assert lines[0].startswith(f"INFO stage 1 over {WORLD_SIZE} ranks on {DEVICE}, fp32: ")
-        assert any(line.startswith("WARNING") and "/dump_state" in line for line in lines)
-
-
 def on_meta(kind: type[nn.Module] = Model) -> nn.Module:
     with torch.device("meta"):
         return kind()

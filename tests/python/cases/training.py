@@ -34,18 +34,16 @@ def case_all_stages_equal_torch_and_each_other() -> None:
     check_kind(Model)
 
 
-class Twice(nn.Module):
+class Twice(Model):
     """Uses one block twice, in an order that is not the modules'."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.blocks = nn.ModuleList(Block(32) for _ in range(2))
-        self.head = nn.Linear(32, 50)
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return block(x)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
-        x = self.blocks[1](self.blocks[0](self.blocks[1](x)))
+        for index in (1, 0, 1):
+            x = self.call(self.blocks[index], x)
         return self.head(x)
 
 
@@ -54,17 +52,13 @@ def case_a_submodule_used_twice() -> None:
 
 
 class Reentrant(Twice):
-    reentrant = True
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for index in (1, 0, 1):
-            x = checkpoint(self.blocks[index], x, use_reentrant=self.reentrant)
-        return self.head(x)
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x, use_reentrant=True)
 
 
-class NonReentrant(Reentrant):
-    reentrant = False
+class NonReentrant(Twice):
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x, use_reentrant=False)
 
 
 def case_reentrant_checkpointing_of_a_shared_block() -> None:

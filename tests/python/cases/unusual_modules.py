@@ -124,19 +124,17 @@ class Wrapping(Block):
         return self.wrap(super().forward(x))
 
 
-class HiddenResult(nn.Module):
+class HiddenResult(Model):
     """Its block's results are in objects of several kinds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Wrapping(wrap) for wrap, _ in KINDS)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.blocks = nn.ModuleList(Wrapping(wrap) for wrap, _ in KINDS)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
-        for layer, (_, unwrap) in zip(self.layers, KINDS, strict=True):
-            x = unwrap(layer(x))
+        for block, (_, unwrap) in zip(self.blocks, KINDS, strict=True):
+            x = unwrap(block(x))
         return self.head(x)
 
 
@@ -249,18 +247,10 @@ class Mixture(nn.Module):
         return x + out
 
 
-class Mixed(nn.Module):
+class Mixed(Model):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), Mixture()) for _ in range(2))
-        self.head = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), Mixture()) for _ in range(2))
 
 
 def case_a_leaf_module_is_gathered_as_a_whole() -> None:
@@ -269,24 +259,24 @@ def case_a_leaf_module_is_gathered_as_a_whole() -> None:
         ({}, False),
         ({"classes": ["Mixture"]}, True),
         ({"classes": [f"{Mixture.__module__}.Mixture"]}, True),
-        ({"classes": [], "names": ["layers.0.1", "layers.1.1"]}, True),
+        ({"classes": [], "names": ["blocks.0.1", "blocks.1.1"]}, True),
         ({"name_suffixes": [".1"]}, True),
     ):
         settings = bare_config()
         settings["zero_optimization"]["leaf_module"] = given
         model, engine = started(settings, Mixed)
         names = {unit.name for unit in engine._layout.units}
-        assert ("layers.0.1.experts.2" in names) != is_whole
-        assert ("layers.0.1" in names) == is_whole
+        assert ("blocks.0.1.experts.2" in names) != is_whole
+        assert ("blocks.0.1" in names) == is_whole
         assert_close(train(engine, 3), expected)
-        assert all(all(layer[1].full) == is_whole for layer in model.layers)
+        assert all(all(block[1].full) == is_whole for block in model.blocks)
 
 
 def case_leaf_modules_that_are_not_there() -> None:
     model = make(Mixed)
     for key, name in (("names", "layers.7"), ("name_suffixes", "block_sparse")):
         settings = bare_config()
-        settings["zero_optimization"]["leaf_module"] = {key: ["layers.0.1", name][-1:]}
+        settings["zero_optimization"]["leaf_module"] = {key: [name]}
         text = f"/zero_optimization/leaf_module/{key}: the model has no module for {name}"
         refuses(text, initialize, model, adamw(model), config=settings)
 
