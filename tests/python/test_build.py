@@ -16,7 +16,6 @@ WITHOUT_PARTS = [f"-DZERORUN_{part}=OFF" for part in ("TESTS", "BENCH", "PYTHON"
 
 
 def configure_without_nvcc(root: Path, folder: Path, *options: str) -> subprocess.CompletedProcess:
-    """The release build's configuration where no nvcc can be found, without tests and bindings."""
     folders = [Path(path) for path in os.environ["PATH"].split(os.pathsep)] + NVCC_FOLDERS
     hidden = [str(path) for path in folders if (Path(path) / "nvcc").exists()]
     environment = {name: value for name, value in os.environ.items() if name != "CUDACXX"}

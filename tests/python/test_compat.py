@@ -86,7 +86,6 @@ def test_too_late_is_an_error(build: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_deepspeed(build: Path, ask: Path) -> None:
-    """As a script would start it: found through PATH, options first."""
     starter = ask.with_name("starter.py")
     command = ["deepspeed", "--accelerator", "cpu", "--num_gpus", "2", "--no_local_rank", str(ask)]
     starter.write_text(f"import subprocess; subprocess.run({command!r})")
@@ -96,7 +95,6 @@ def test_the_command_deepspeed(build: Path, ask: Path) -> None:
 
 
 def test_the_other_commands(build: Path, root: Path, tmp_path: Path) -> None:
-    """Reports are zerorun's; the rest says what to use, and fails."""
     folder = root / "python" / "zerorun" / "compat" / "bin"
     commands = {path.name for path in folder.iterdir()}
     served = {"deepspeed", "deepspeed.pt", "ds", "ds_elastic", "ds_to_universal"}

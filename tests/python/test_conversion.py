@@ -57,7 +57,6 @@ def refuses_to_load(engine: zerorun.ZeroEngine, folder: Path, text: str, **keys:
 
 
 def continued(engine: zerorun.ZeroEngine) -> list[float]:
-    """The losses of the steps after those that were saved."""
     losses = []
     for step in range(SAVED_AFTER, SAVED_AFTER + CONTINUED):
         loss = loss_of(engine, rows_of(step, 0, 1))
@@ -167,7 +166,6 @@ def bytes_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def with_buffers(value: int) -> nn.Module:
-    """A model that has buffers of every dtype and shape of memory."""
     model = nn.Linear(4, 4)
     for dtype, name in SAFETENSORS_NAMES.items():
         number = complex(value, -1) if dtype.is_complex else float(value)
@@ -258,7 +256,6 @@ def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("through", ["directly", "through zerorun"])
 def test_torch_goes_on_from_an_exported_folder(runs: Path, tmp_path: Path, through: str) -> None:
-    """As an FSDP2 program loads: with get_state_dict and set_state_dict."""
     run = source = runs / "stage2-fp32-2"
     if through == "through zerorun":
         source = tmp_path / "own"

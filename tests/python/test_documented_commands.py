@@ -50,7 +50,6 @@ def blocks_of_document(path: Path) -> list[tuple[str, str]]:
 
 
 def file_of_readme(start: str) -> str:
-    """The block that begins so."""
     blocks = [block for _, block in blocks_of_document(ROOT / "README.md")]
     return next(block for block in blocks if block.startswith(start))
 
@@ -75,7 +74,6 @@ def without_comment(line: str) -> str:
 
 
 def all_commands() -> dict[str, Path]:
-    """Each command once, with the file that says it first."""
     found: dict[str, Path] = {}
     for path in DOCUMENTS:
         for line in commands_of_document(path):

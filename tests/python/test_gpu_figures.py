@@ -44,12 +44,8 @@ def test_both_sides_of_every_figure_that_a_cpu_has(run: Callable[..., Any]) -> N
     for kernel in ("fill fp32", "decide", "trust ratios of 100 parameters", "8-bit AdamW"):
         # A rate may be 0.0: how quick a busy machine is says nothing.
         assert re.search(f"^{kernel}[ ,].* [0-9.]+ (GB/s|ms)", job.stdout, re.MULTILINE), job.stdout
-    for line in (
-        "what GELU adds ",
-        "bias gradient, 1 x ",
-        "12 blocks of width 64, stage 3, offload",
-    ):
-        assert f"\n{line}" in job.stdout
+    for line in ("what GELU adds ", "bias gradient, 1 x ", "12 blocks of width 64, stage 3, "):
+        assert line in job.stdout
 
 
 def test_where_nothing_compiles_pytorch_runs_without(run: Callable[..., Any]) -> None:

@@ -10,7 +10,6 @@ from ranks import passed
 
 
 def verdicts(text: str) -> dict[str, str]:
-    """Of each step."""
     found = re.findall(r"^- ([\w ]+): (\w+)[ :]", text, re.MULTILINE)
     return {name: verdict for verdict, name in found}
 

@@ -52,8 +52,6 @@ def orthogonalized(matrix: torch.Tensor, method: str) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Of matrices within blocks, but for one."""
-
     def __init__(self, model: nn.Module, method: str, heads: dict[str, int]) -> None:
         named = dict(model.named_parameters())
         self._matrices = {n: p for n, p in named.items() if n[:6] == "blocks" and p.ndim == 2}

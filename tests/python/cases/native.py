@@ -28,8 +28,6 @@ def case_keywords_train_as_torch_does() -> None:
 
 
 def case_the_programs_optimizer_steps_the_engine() -> None:
-    """A loop of PyTorch's own: loss.backward, optimizer.step and a scheduler, some made before."""
-
     def losses(model: nn.Module, optimizer, schedule, share) -> list[float]:
         found = []
         for step in range(6):
@@ -76,8 +74,6 @@ def case_16_bit_keeps_masters_and_casts_inputs() -> None:
 
 
 class Net(nn.Module):
-    """Blocks as attributes, in a Sequential, and in a container of the program's own."""
-
     class Shelf(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -135,7 +131,6 @@ def on_meta(kind: type[nn.Module] = Model) -> nn.Module:
 
 
 def case_weights_reach_a_model_on_the_meta_device() -> None:
-    """Values by name, and an optimizer made before there were any."""
     expected, _ = reference(steps=4)
     for stage in range(4):
         model = on_meta()
@@ -175,8 +170,6 @@ def case_a_function_groups_parameters_of_the_meta_device_by_shape() -> None:
 
 
 def case_values_of_any_layout_are_rank_zeros() -> None:
-    """A parameter that is not contiguous, which each rank initialises otherwise."""
-
     class Transposed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -189,8 +182,6 @@ def case_values_of_any_layout_are_rank_zeros() -> None:
 
 
 class Drawn(nn.Module):
-    """A model whose own parameters, tied ones and buffers need an initialisation each."""
-
     class Scale(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -115,8 +115,6 @@ class Buffered(Model):
 
 
 class Positions(nn.Linear):
-    """Adds a buffer to what it computed."""
-
     def __init__(self) -> None:
         super().__init__(8, 8)
         self.register_buffer("positions", torch.ones(8))
@@ -231,7 +229,6 @@ def case_a_loss_without_its_scale_is_an_error() -> None:
 
 
 def case_a_scaled_loss_may_wait_for_its_backward() -> None:
-    """What counts is the loss at which a backward begins, not when it was scaled."""
     for stage in (0, 3):
         model = make()
         engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage, **FP16))

@@ -20,7 +20,6 @@ fake = fake_torch_cuda.installed()
 
 
 def trained(stage: int, **keys: object):
-    """The losses and the hash of the parameters after three batches."""
     _, engine = started(config(stage, **keys))
     losses = train(engine, 3 * engine.batch.accumulation_steps)
     return losses, engine._core.parameter_hash()

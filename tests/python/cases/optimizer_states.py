@@ -20,7 +20,6 @@ STEPS = 3
 
 
 def trained(make_optimizer: Maker) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model that torch alone has trained for some steps."""
     model = make()
     optimizer = make_optimizer(model)
     for step in range(STEPS):
@@ -41,7 +40,6 @@ def whole(engine: zerorun.ZeroEngine, part: torch.Tensor) -> torch.Tensor:
 
 
 def case_states_are_torchs_in_both_optimizers_until_the_engine_ends() -> None:
-    """Each rank's part by parameter."""
     for make_optimizer, names in (
         (adamw, ("exp_avg", "exp_avg_sq")),
         (sgd, ("momentum_buffer",)),
@@ -78,7 +76,6 @@ def case_states_are_torchs_in_both_optimizers_until_the_engine_ends() -> None:
 
 
 def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers() -> None:
-    """Loading must not cut it off: the engine went on with the rates of before, silently."""
     for stage in STAGES:
         for make_optimizer in (adamw, sgd):
             model = make()
@@ -122,7 +119,6 @@ def own_step(
 
 
 def case_states_of_torchs_own_training_are_loaded() -> None:
-    """What torch.save(optimizer.state_dict()) wrote before the model was sharded."""
     for make_optimizer in (adamw, sgd):
         plain, basic = trained(make_optimizer)
         weights = copy.deepcopy(plain.state_dict())
@@ -200,8 +196,6 @@ def case_a_scheduler_of_another_optimizer_is_an_error() -> None:
 
 
 def case_states_that_the_given_optimizer_has_go_on() -> None:
-    """A model that torch has trained for some steps before the engine takes it over."""
-
     expected, basic = trained(adamw)
     losses = [torch_step(expected, basic, STEPS + step) for step in range(STEPS)]
     for stage in STAGES:

@@ -42,8 +42,6 @@ def two_groups(model: nn.Module) -> torch.optim.AdamW:
 
 
 class Scaled(Model):
-    """With a parameter of no dimension."""
-
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(1.0))
@@ -152,7 +150,6 @@ def case_optimizers_that_evaluate_other_parameters_than_they_train(folder: Path)
 
 
 def case_hooks_of_the_given_optimizer_are_called() -> None:
-    """Once for each step that the engine makes for it, and for its state dicts."""
     for kind in (torch.optim.AdamW, torch.optim.SGD):
         for stage in STAGES:
             model = make()

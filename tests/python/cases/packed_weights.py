@@ -138,7 +138,6 @@ def train(engine: Any, steps: int = 1, first: int = 0) -> None:
 
 
 def bytes_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Of the frozen parameters, which are full."""
     return {
         name: p.detach().clone().view(torch.uint8).flatten()
         for name, p in model.named_parameters()
@@ -212,8 +211,6 @@ def case_bytes_in_floats_keep_their_bits() -> None:
 
 
 class Frozen(nn.Module):
-    """Frozen parameters of many dtypes."""
-
     DTYPES = (
         torch.float8_e4m3fn,
         torch.float8_e5m2,
@@ -284,7 +281,6 @@ def case_checkpoints_have_them_once_and_load_at_other_stages(folder: Path) -> No
 
 
 def case_leave_the_engine(folder: Path) -> None:
-    """By save_16bit_model, copies, iteration, and what the bundled tools write."""
     model = make(Adapted)
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     engine = start(3, False, model)

@@ -15,7 +15,6 @@ from cases.models import *
 
 
 def case_offloading_changes_no_number(folder: Path) -> None:
-    """Neither losses nor states, whatever is stored on the host or in a file."""
     folder.mkdir(parents=True, exist_ok=True)
     for stage in (1, 2, 3):
         results = []
@@ -64,8 +63,6 @@ def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path)
 
 
 class Stack(nn.Module):
-    """32 matrices of 4 MiB."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(32))
@@ -132,7 +129,6 @@ def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
 
 
 def case_parameters_that_the_ranks_do_not_share_come_and_go() -> None:
-    """They have no memory after use, and what autograd saved of them has its values again."""
     shared = _train_with_seldom_full_parameters(share=True)
     assert _train_with_seldom_full_parameters(share=False) == shared
 

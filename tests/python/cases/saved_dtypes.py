@@ -13,8 +13,6 @@ from cases.packed_weights import Frozen, full_bytes_of, start
 
 
 class Renamed(Frozen):
-    """Bytes that mean something else."""
-
     DTYPES = (torch.float8_e5m2, torch.float8_e4m3fn, *Frozen.DTYPES[2:])
 
 

@@ -21,7 +21,6 @@ def groups() -> sequence.SequenceGroups:
 
 
 def own(tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
-    """This rank's tokens."""
     return tensor.chunk(WORLD_SIZE, dim)[RANK]
 
 

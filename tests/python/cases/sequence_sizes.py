@@ -58,7 +58,6 @@ def documents_apart(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def whole(data_size: int, packed: bool) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
-    """Losses and norms of one process, and the parameters that it ends with."""
     model = llama()
     optimizer, figures = adamw(model), []
     data = [list(batches(rank, packed)) for rank in range(data_size)]
@@ -82,7 +81,6 @@ def whole(data_size: int, packed: bool) -> tuple[list[tuple[float, float]], list
 def shared(
     here: sequence.SequenceGroups, stage: int, packed: bool
 ) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
-    """As whole(), on all ranks."""
     model = llama()
     stop = sequence.use_with_transformers(model.config)
     engine = shard(

@@ -12,8 +12,6 @@ from cases.models import *
 
 
 class Looped:
-    """A loop of its own around a model: DistributedDataParallel, clipping, a sharded optimizer."""
-
     def __init__(self, make_optimizer, wrap: bool, seed: int = 0) -> None:
         self.model = make(seed=seed)
         self.clips = wrap  # gradients are averaged before the step
@@ -21,7 +19,6 @@ class Looped:
         self.optimizer = zerorun.ShardedOptimizer(make_optimizer(self.model))
 
     def consolidated(self) -> dict[str, Any]:
-        """The states of all ranks."""
         self.optimizer.consolidate_state_dict()
         states = [self.optimizer.state_dict() if RANK == 0 else None]
         dist.broadcast_object_list(states)

@@ -166,8 +166,6 @@ class Changing(torch.optim.SGD):
 
 
 class Lion(torch.optim.Optimizer):
-    """Treats elements alike, and is not torch's."""
-
     def __init__(self, params: object, lr: float) -> None:
         super().__init__(params, {"lr": lr, "betas": (0.9, 0.99, 0.999)})
 

@@ -70,7 +70,6 @@ def case_the_last_batch_of_an_epoch_is_dropped_if_it_is_not_full() -> None:
 
 
 def loading(samples: object, **options: object) -> tuple[zerorun.ZeroEngine, ResumableLoader]:
-    """An engine and its loader, with batches of one sample."""
     _, engine = started(config(1))
     return engine, engine.make_dataloader(samples, 1, **options)
 

@@ -30,8 +30,6 @@ ON_HOST = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class Buffered(Model):
-    """With tensors that are not parameters, and a scalar parameter."""
-
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.ones(3))
@@ -47,7 +45,6 @@ def engine_at(stage: int, seed: int = 0, **keys: Any) -> Any:
 
 
 def trained_by_torch(steps: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What the functions give for a model that one process trains."""
     model = make(Buffered)
     optimizer = adamw(model)
     for step in range(steps):

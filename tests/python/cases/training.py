@@ -35,8 +35,6 @@ def case_all_stages_equal_torch_and_each_other() -> None:
 
 
 class Twice(Model):
-    """Uses one block twice, in an order that is not the modules'."""
-
     def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return block(x)
 
@@ -106,7 +104,6 @@ class Experts(nn.Module):
 
 
 def case_modules_unused_on_some_ranks() -> None:
-    """Against the average of both ranks' gradients in one process."""
     model = make(Experts)
     optimizer = adamw(model)
     for step in range(6):

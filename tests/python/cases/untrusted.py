@@ -146,8 +146,6 @@ def case_values_of_a_client_state_come_back_as_they_were(folder: Path) -> None:
 
 
 class Kinds(Normalised):
-    """Buffers of dtypes that no parameter has."""
-
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mask", torch.tensor([[True, False, True]]))

@@ -54,8 +54,6 @@ class Giver(nn.Module):
 
 
 class Taker(nn.Module):
-    """Uses a weight that is handed out to it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(WIDTH, WIDTH)
@@ -125,8 +123,6 @@ class Wrapping(Block):
 
 
 class HiddenResult(Model):
-    """Its block's results are in objects of several kinds."""
-
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Wrapping(wrap) for wrap, _ in KINDS)
@@ -186,8 +182,6 @@ def case_another_class_may_be_named_conv1d() -> None:
 
 
 class Critic(nn.Module):
-    """As WGAN-GP has them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
@@ -226,8 +220,6 @@ def case_a_gradient_of_gradients() -> None:
 
 
 class Mixture(nn.Module):
-    """A mixture of experts: each token goes to one of them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(WIDTH, 4, bias=False)

@@ -92,8 +92,6 @@ def case_no_bit_changes() -> None:
 
 
 class Normed(Model):
-    """Weights that are computed from others."""
-
     def __init__(self) -> None:
         super().__init__()
         for block in self.blocks:

@@ -179,7 +179,6 @@ def case_copies_of_gathered_parameters_are_ordinary() -> None:
 
 
 def case_states_are_torchs() -> None:
-    """Parameter, gradient and moments after three steps, and what setting them does."""
     reference_model = make()
     optimizer = adamw(reference_model)
     for step in range(3):
