@@ -2,6 +2,7 @@
 values in 8 bits."""
 
 import math
+from pathlib import Path
 
 import torch
 import zerorun
@@ -17,6 +18,7 @@ from zerorun.zero import (
     safe_set_local_grad,
 )
 
+from cases.checkpoints import Normalised, engine_at
 from cases.models import *
 
 FP16 = {"fp16": {"enabled": True, "loss_scale": 128}}
@@ -242,3 +244,28 @@ def case_a_scaled_loss_may_wait_for_its_backward() -> None:
         scaled.backward()
         engine.step()
         assert engine.global_steps == 2
+
+
+class Expanded(Normalised):
+    """With buffers whose elements are not each a number in memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.rand(3).expand(2, 3))
+        self.register_buffer("conjugate", torch.rand(3, dtype=torch.complex64).conj())
+
+
+def case_buffers_that_are_views_are_shared_saved_and_loaded(folder: Path) -> None:
+    engines = [engine_at(2, kind=Expanded, seed=RANK)]
+    rows = engines[0].module.rows.clone()
+    conjugate = engines[0].module.conjugate.resolve_conj()
+    engines[0].communicator.broadcast(conjugate.view(torch.float32))
+    assert torch.equal(rows[0], rows[1])
+    engines[0].save_checkpoint(folder)
+    engines.append(engine_at(3, kind=Expanded, seed=7))
+    assert not torch.equal(engines[1].module.rows, rows)
+    engines[1].load_checkpoint(folder)
+    assert torch.equal(engines[1].module.rows, rows)
+    assert torch.equal(engines[1].module.conjugate, conjugate)
+    for engine in engines:
+        engine.destroy()

@@ -134,14 +134,11 @@ def case_states_of_torchs_own_training_are_loaded() -> None:
             own.load_state_dict(saved)
             assert own.param_groups[0]["lr"] == saved["param_groups"][0]["lr"]
             assert_close(train(engine, STEPS, STEPS), losses)
-            for step, text in (
-                (-1, "step of parameter 0 is -1"),
-                (5, "parameter 0 has made 5 steps and parameter 1 3"),
-            ):
-                first = {0: {**saved["state"][0], "step": step}}
-                wrong = saved | {"state": saved["state"] | first}
-                if make_optimizer is adamw:
-                    raises(zerorun.CheckpointError, text, own.load_state_dict, wrong)
+            wrong = {-1: "step of parameter 0 is -1", 5: "made 3 steps and parameter 0 5"}
+            for step, text in wrong.items() if make_optimizer is adamw else ():
+                states = saved["state"] | {0: {**saved["state"][0], "step": step}}
+                given = saved | {"state": states}
+                raises(zerorun.CheckpointError, text, own.load_state_dict, given)
             text = "expected state and param_groups"
             raises(zerorun.CheckpointError, text, own.load_state_dict, {})
 
@@ -261,10 +258,6 @@ def case_states_that_no_rule_could_have_are_errors() -> None:
     optimizer, weight = sgd(model), model.blocks[0].up.weight
     optimizer.state[weight]["momentum_buffer"] = torch.ones(3)
     refuses("blocks.0.up.weight has shape (3,)", initialize, model, optimizer, config=config(1))
-    assert zerorun.zero.safe_get_full_fp32_param(weight) is None
-    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-    engine, *_ = initialize(model, optimizer, config=config(1))
-    train(engine, 1)
     if WORLD_SIZE > 1:
         some = given(lambda o: o.state.clear() if RANK else None)
         refuses("has states of 0 parameters on one rank", some)

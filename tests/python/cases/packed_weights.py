@@ -12,6 +12,7 @@ import zerorun
 from safetensors.torch import load_file, save_file
 from torch import nn
 from zerorun import consolidate
+from zerorun.interchange.model_files import model_tensors
 from zerorun.zero import GatheredParameters, Init
 
 from cases.models import *
@@ -249,6 +250,30 @@ def case_every_dtype(folder: Path) -> None:
             assert not any(value.any() for value in full_bytes_of(engine).values())
             engine.load_checkpoint(folder, "saved")
             assert_same(full_bytes_of(engine), before)
+
+
+class Renamed(Frozen):
+    DTYPES = (torch.float8_e5m2, torch.float8_e4m3fn, *Frozen.DTYPES[2:])
+
+
+def case_exports_have_them_in_their_dtypes(folder: Path) -> None:
+    model = make(Frozen)
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
+    engine = start(3, False, model)
+    engine.save_checkpoint(folder, "saved")
+    for dtype in (torch.float32, torch.float16):
+        tensors = model_tensors(consolidate.open_model(folder, "saved"), dtype)
+        for name, value in expected.items():
+            own = dtype if value.dtype in (torch.float32, torch.bfloat16) else value.dtype
+            assert tensors[name].dtype == own
+            found = tensors[name].contiguous()
+            assert found.shape == value.shape
+            assert torch.equal(found.float(), value.float()), name
+    engine = start(3, False, make(Renamed))
+    before = full_bytes_of(engine)
+    message = "p0 is torch.float8_e4m3fn, in this model torch.float8_e5m2"
+    raises(zerorun.CheckpointError, message, engine.load_checkpoint, folder, "saved")
+    assert_same(full_bytes_of(engine), before)
 
 
 def case_checkpoints_have_them_once_and_load_at_other_stages(folder: Path) -> None:
