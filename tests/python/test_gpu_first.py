@@ -1,5 +1,4 @@
-"""scripts/gpu_first where there is no GPU: on programs that only write down their calls; and what it
-and gpu_check leave where they do not come to their end."""
+"""scripts/gpu_first on programs that only write down their calls, and runs that are cut short."""
 
 import importlib
 import os
