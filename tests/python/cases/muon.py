@@ -103,9 +103,7 @@ def case_coefficients_and_heads_follow_the_formulas_at_every_stage() -> None:
 def case_heads_that_fit_no_matrix_are_errors() -> None:
     for heads, text in (
         ({"*.up.weight": 7}, "rows, which optimizer.params.muon_heads divides into 7"),
-        ({"*.q_proj.weight": 4}, "'*.q_proj.weight' matches no matrix that Muon updates"),
         ({"embedding.weight": 2}, "'embedding.weight' matches no matrix that Muon updates"),
-        ({"*": 1, "*.up.weight": 2}, "'*.up.weight' matches no matrix"),
     ):
         settings = config(2, optimizer=block("gram", heads))
         refuses(text, initialize, model=make(), config=settings)

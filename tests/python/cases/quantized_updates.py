@@ -15,7 +15,7 @@ from zerorun.zero import GatheredParameters, safe_get_full_fp32_param
 from cases.models import *
 
 
-def settings(stage: int, *, quantized: object = True, **keys: object) -> dict[str, Any]:
+def settings(stage: int, *, quantized: bool = True, **keys: object) -> dict[str, Any]:
     made: dict[str, Any] = config(stage, **keys)
     made["zero_optimization"] |= {"zero_quantized_weights": quantized} if quantized else {}
     return made
@@ -196,9 +196,3 @@ def case_state_dicts_of_torch_bring_16_bit_masters_back() -> None:
     train(engine, 2, first=2)
     dcp.set_state_dict(model, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
     assert_same(masters_of(engine), masters)
-
-
-def case_what_cannot_be_meant_is_an_error() -> None:
-    key = "/zero_optimization/zero_quantized_weights"
-    refuses(key, start, 0)
-    refuses(key, start, 2, quantized="yes")
