@@ -158,34 +158,3 @@ def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go() -> None:
     with patch.object(BucketMemory, "serving", Counted):
         assert _train_with_seldom_full_parameters(share=False) == shared
     assert most == 1
-
-
-def grouped(stage: int, size: int = 1) -> tuple[nn.Module, zerorun.ZeroEngine]:
-    settings = config(stage)
-    settings["zerorun"] |= {"shard_group_size": size}
-    return started(settings)
-
-
-def case_shard_groups_of_one_rank_change_no_number() -> None:
-    """Every rank is a replica of the others."""
-    expected, _ = reference()
-    plain, engine = grouped(2, size=0)
-    train(engine)
-    for stage in (1, 2, 3):
-        model, engine = grouped(stage)
-        assert_close(train(engine), expected)
-        masters = [safe_get_full_fp32_param(p) for p in model.parameters()]
-        assert_same(masters, [safe_get_full_fp32_param(p) for p in plain.parameters()])
-
-
-def case_states_of_shard_groups_can_be_read_and_set() -> None:
-    model, engine = grouped(2)
-    train(engine, 2)
-    target = next(model.parameters())
-    for name in ("exp_avg", "exp_avg_sq"):
-        state = safe_get_full_optimizer_state(target, name)
-        assert state.shape == target.shape
-        safe_set_full_optimizer_state(target, torch.full_like(state, 0.5), name)
-        assert_same(safe_get_full_optimizer_state(target, name), torch.full_like(state, 0.5))
-    safe_set_full_fp32_param(target, torch.full(target.shape, 0.25))
-    assert torch.equal(target.detach(), torch.full_like(target, 0.25))
