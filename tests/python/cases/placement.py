@@ -6,7 +6,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-import zerorun
 from torch import nn
 from zerorun.hooks.shared_unit import BucketMemory, _TorchMemory
 from zerorun.zero import (
