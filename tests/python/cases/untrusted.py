@@ -99,7 +99,7 @@ def case_a_checkpoint_that_this_user_may_not_read_is_no_new_start() -> None:
     engine = engine_at(1)
     user = os.geteuid()
     with tempfile.TemporaryDirectory() as outer:
-        os.chmod(outer, 0o755)
+        Path(outer).chmod(0o755)
         hidden = Path(outer, "run")
         hidden.mkdir(mode=0)
         os.seteuid(user or 65534)
