@@ -64,25 +64,6 @@ def case_a_sharded_optimizer_in_a_ddp_script() -> None:
             assert basic.state_dict()["state"].keys() == states["state"].keys()
 
 
-def case_a_sharded_optimizer_with_clipping_and_a_scaler() -> None:
-    """Between backward and step the gradients are where programs expect them."""
-    with_process_group()
-    plain = make()
-    basic = adamw(plain)
-    looped = Looped(adamw, wrap=True)
-    for model, optimizer in ((plain, basic), (looped.inner, looped.optimizer)):
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        batch = batch_of(0) if model is plain else part_of(batch_of(0))
-        scaler.scale(loss_of(model, batch)).backward()
-        scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        assert norm > 0.01
-        scaler.step(optimizer)
-        scaler.update()
-    for ours, theirs in zip(looped.model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
 def sharded(parameters: object) -> zerorun.ShardedOptimizer:
     return zerorun.ShardedOptimizer(torch.optim.AdamW(parameters, lr=1e-2))
 

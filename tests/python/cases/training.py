@@ -45,10 +45,6 @@ class Twice(Model):
         return self.head(x)
 
 
-def case_a_submodule_used_twice() -> None:
-    check_kind(Twice)
-
-
 class Reentrant(Twice):
     def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(block, x, use_reentrant=True)
@@ -59,14 +55,16 @@ class NonReentrant(Twice):
         return checkpoint(block, x, use_reentrant=False)
 
 
+def case_a_submodule_used_twice_and_16_bits() -> None:
+    check_kind(Twice)
+    check_kind(NonReentrant)
+    check_kind(Model, tolerance=0.05, **BF16)
+
+
 def case_reentrant_checkpointing_of_a_shared_block() -> None:
     # In the first step the second use comes after its bucket was sent: one more sum, whose order
     # depends on what lies in that bucket.
     check_kind(Reentrant, same_bits=False)
-
-
-def case_nonreentrant_checkpointing_of_a_shared_block() -> None:
-    check_kind(NonReentrant)
 
 
 class Foreign(Model):
@@ -137,10 +135,6 @@ def case_frozen_parameters_have_no_gradient_or_optimizer_bytes() -> None:
         held = engine._core.state_intervals(engine._core.parameter_id("blocks.0.up.bias"))
         assert all(i.master is None and i.grad is None and not i.states for i in held)
         assert zerorun.zero.safe_get_full_fp32_param(model.blocks[0].up.bias) is None
-
-
-def case_bf16_keeps_fp32_masters() -> None:
-    check_kind(Model, tolerance=0.05, **BF16)
 
 
 def case_fp16_inputs_are_cast_when_the_configuration_asks() -> None:
