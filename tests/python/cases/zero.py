@@ -106,6 +106,7 @@ def case_constructors_change_layers_that_init_has_sharded() -> None:
 
     def fill(module: nn.Module, rank: int) -> None:
         if isinstance(module, nn.Linear):
+            assert module.weight.shape == (module.out_features, module.in_features)
             nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(5))
             nn.init.constant_(module.bias, rank + 3.0)
 
