@@ -1,7 +1,6 @@
 """Commands that are written in Python answer wrong options and paths as those in C++ do."""
 
 import errno
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ Main = Callable[[list[str]], int]
 @pytest.mark.parametrize(
     ("main", "words", "message"),
     [
-        (report.main, ["--outptu", "x", "m.jsonl"], "option --outptu; did you mean --output?"),
         (report.main, ["m.jsonl", "--qqqqqqq"], "--qqqqqqq; see zerorun report --help"),
         (top.main, ["--intervall", "2"], "option --intervall; did you mean --interval?"),
         (monitor.main, ["--tensorbord=x", "m"], "option --tensorbord; did you mean --tensorboard?"),
@@ -53,7 +51,7 @@ def test_a_full_disk_keeps_the_old_page_and_names_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, page = tmp_path / "m.jsonl", tmp_path / "r.html"
-    run.write_text(json.dumps({"step": 1, "loss": 2.0}) + "\n")
+    run.write_text('{"step": 1, "loss": 2.0}\n')
     page.write_text("old")
 
     def full(_number: int) -> None:
@@ -70,7 +68,7 @@ def test_a_monitor_that_fails_is_the_commands_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, folder = tmp_path / "m.jsonl", tmp_path / "csv"
-    run.write_text(json.dumps({"step": 1, "loss": 2.0}) + "\n")
+    run.write_text('{"step": 1, "loss": 2.0}\n')
     (folder / "m" / "Train_Samples_train_loss.csv").mkdir(parents=True)  # where a file has to be
     assert monitor.main([str(run), "--csv", str(folder)]) == 1
     assert "csv_monitor failed" in capsys.readouterr().err

@@ -54,9 +54,7 @@ def test_a_model_in_other_parts_does_not_stay_beside_the_new_one(
 
     whole = save()
     assert save() == whole  # the same files again
-    with pytest.raises(
-        zerorun.ConfigError, match=r"has model\.safetensors, which would not be replaced"
-    ):
+    with pytest.raises(zerorun.ConfigError, match=r"has model\.safetensors, which would not be"):
         save(max_shard_size="300B")
     assert [str(path) for path in tmp_path.iterdir()] == whole
     Path(whole[0]).unlink()
@@ -84,21 +82,14 @@ def test_the_command_writes_files_and_names_what_is_not_there(
 
 
 def test_a_lazy_state_dict_reads_what_is_used(runs: Path) -> None:
-    lazy = lazy_state_dict(runs / "stage3-fp32-2")
-    assert lazy["first.weight"].shape == (11, 7)
-    assert torch.equal(
-        lazy["first.weight"].contiguous(), fp32_state_dict(runs / "stage3-fp32-2")["first.weight"]
-    )
+    weight = lazy_state_dict(runs / "stage3-fp32-2")["first.weight"]
+    assert weight.shape == (11, 7)
+    expected = fp32_state_dict(runs / "stage3-fp32-2")["first.weight"]
+    assert torch.equal(weight.contiguous(), expected)
 
 
-@pytest.mark.parametrize(
-    ("size", "nbytes"), [("5GB", 5 * 10**9), ("2 MiB", 2 << 20), (7, 7), ("300B", 300)]
-)
-def test_sizes(size: str | int, nbytes: int) -> None:
-    assert nbytes_of(size) == nbytes
-
-
-@pytest.mark.parametrize("size", ["5 GG", "", "-3MB", 0, "many"])
-def test_sizes_that_are_none(size: str | int) -> None:
-    with pytest.raises(zerorun.ConfigError, match="expected bytes, or text as '5GB'"):
-        nbytes_of(size)
+def test_sizes() -> None:
+    assert [nbytes_of(size) for size in ("5GB", "2 MiB", 7)] == [5 * 10**9, 2 << 20, 7]
+    for size in ("5 GG", "", "-3MB", 0):
+        with pytest.raises(zerorun.ConfigError, match="expected bytes, or text as '5GB'"):
+            nbytes_of(size)

@@ -57,7 +57,6 @@ def refuses_to_load(engine: zerorun.ZeroEngine, folder: Path, text: str, **keys:
 
 
 def continued(engine: zerorun.ZeroEngine) -> list[float]:
-    """The losses of the steps after those that were saved."""
     losses = []
     for step in range(SAVED_AFTER, SAVED_AFTER + CONTINUED):
         loss = loss_of(engine, rows_of(step, 0, 1))
@@ -137,8 +136,6 @@ def test_an_imported_model_is_trained_with_the_engines_own_settings(
         engine.destroy()
     assert results[0] == results[1]
     assert results[0][-1] != results[0][0]
-    all_frozen = [str(source), str(tmp_path / "frozen"), "--tensor", "*=frozen"]
-    assert conversion.main(["import", *all_frozen]) == 0
     out = str(tmp_path / "dcp")
     assert conversion.main(["export", str(tmp_path / "own"), out, "--to", "dcp"]) == 0
     names = dcp.FileSystemReader(out).read_metadata().state_dict_metadata
@@ -161,12 +158,14 @@ def test_settings_that_a_source_does_not_have_are_not_made_up(runs: Path, tmp_pa
     assert losses[0] == losses[1]
 
 
+ADAMW = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {}}}
+
+
 def bytes_of(value: torch.Tensor) -> torch.Tensor:
     return value.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
 
 
 def with_buffers(value: int) -> nn.Module:
-    """A model that has buffers of every dtype and shape of memory."""
     model = nn.Linear(4, 4)
     for dtype, name in SAFETENSORS_NAMES.items():
         number = complex(value, -1) if dtype.is_complex else float(value)
@@ -180,8 +179,7 @@ def with_buffers(value: int) -> nn.Module:
 
 
 def test_buffers_of_every_kind_are_saved_and_exported(tmp_path: Path) -> None:
-    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {}}}
-    engine = zerorun.initialize(with_buffers(3), config=config)[0]
+    engine = zerorun.initialize(with_buffers(3), config=ADAMW)[0]
     expected = {name: bytes_of(value) for name, value in engine.module.named_buffers()}
     engine.save_checkpoint(tmp_path / "own")
     engine.destroy()
@@ -192,7 +190,7 @@ def test_buffers_of_every_kind_are_saved_and_exported(tmp_path: Path) -> None:
     for folder in ("own", "safetensors", "bin", "dcp"):
         model = with_buffers(5)
         model.none_of_them = torch.empty(0, 3)
-        engine = zerorun.initialize(model, config=config)[0]
+        engine = zerorun.initialize(model, config=ADAMW)[0]
         engine.load_checkpoint(tmp_path / folder)
         for name, value in model.named_buffers():
             assert torch.equal(bytes_of(value), expected[name]), (folder, name)
@@ -200,7 +198,6 @@ def test_buffers_of_every_kind_are_saved_and_exported(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_cannot_hold_the_saved_values_is_an_error(tmp_path: Path) -> None:
-    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {}}}
     for saved, own in (
         (torch.tensor([1 + 2j]), torch.zeros(1)),
         (torch.tensor([0.5]), torch.zeros(1, dtype=torch.int64)),
@@ -208,7 +205,7 @@ def test_a_buffer_that_cannot_hold_the_saved_values_is_an_error(tmp_path: Path) 
         for buffer in (saved, own):
             model = nn.Linear(4, 4)
             model.register_buffer("table", buffer)
-            engine = zerorun.initialize(model, config=config)[0]
+            engine = zerorun.initialize(model, config=ADAMW)[0]
             if buffer is saved:
                 engine.save_checkpoint(tmp_path)
                 engine.destroy()
@@ -236,11 +233,8 @@ def test_a_tied_parameter_of_which_a_folder_has_two_values_is_an_error(tmp_path:
 def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
     """Adam with L2 and AdamW keep states of the same names."""
 
-    def start(*, decoupled: bool) -> zerorun.ZeroEngine:
-        adam = {"type": "Adam", "params": {"adam_w_mode": decoupled}}
-        return started(1, schedule=True, optimizer=adam)
-
-    engine = start(decoupled=False)
+    adam, adamw = ({"type": "Adam", "params": {"adam_w_mode": mode}} for mode in (False, True))
+    engine = started(1, schedule=True, optimizer=adam)
     engine.backward(loss_of(engine, rows_of(0, 0, 1)))
     engine.step()
     engine.save_checkpoint(tmp_path / "own")
@@ -250,11 +244,11 @@ def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
     assert conversion.main(["import", exported, str(tmp_path / "again")]) == 0
     assert optimizer_of(tmp_path / "again") == ("zerorun's Adam", False)
     for name in ("own", "dcp"):
-        engine = start(decoupled=True)
+        engine = started(1, schedule=True, optimizer=adamw)
         refuses_to_load(engine, tmp_path / name, "are those of Adam with L2")
         engine.load_checkpoint(tmp_path / name, load_optimizer_states=False)
         engine.destroy()
-        engine = start(decoupled=False)
+        engine = started(1, schedule=True, optimizer=adam)
         engine.load_checkpoint(tmp_path / name)
         assert engine._core.step_count == 1
         engine.destroy()
@@ -262,23 +256,20 @@ def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("through", ["directly", "through zerorun"])
 def test_torch_goes_on_from_an_exported_folder(runs: Path, tmp_path: Path, through: str) -> None:
-    """As an FSDP2 program loads: with get_state_dict and set_state_dict."""
     run = source = runs / "stage2-fp32-2"
     if through == "through zerorun":
         source = tmp_path / "own"
         assert conversion.main(["import", str(run), str(source)]) == 0
-    out = tmp_path / "dcp"
-    assert conversion.main(["export", str(source), str(out), "--to", "dcp"]) == 0
+    out = str(tmp_path / "dcp")
+    assert conversion.main(["export", str(source), out, "--to", "dcp"]) == 0
+    assert conversion.main(["export", out, out, "--to", "dcp"]) == 2  # onto itself
     model = make_model()
     optimizer = torch.optim.AdamW(groups_of(model), lr=1.0)
     saved, states = get_state_dict(model, optimizer)
-    state = {"model": saved, "optim": states}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
-        dcp.load(state, checkpoint_id=out, no_dist=True)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
-    )
+        dcp.load({"model": saved, "optim": states}, checkpoint_id=out, no_dist=True)
+    set_state_dict(model, optimizer, model_state_dict=saved, optim_state_dict=states)
     assert optimizer.param_groups[0]["eps"] == 1e-6
     losses = []
     for step in range(SAVED_AFTER, SAVED_AFTER + CONTINUED):
@@ -296,20 +287,18 @@ def test_torch_goes_on_from_an_exported_folder(runs: Path, tmp_path: Path, throu
 def test_what_cannot_be_converted_is_one_line(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments, message in (
-        (["import", tmp_path, tmp_path / "x"], "no checkpoint of DeepSpeed, Hugging Face or"),
-        (["import", runs / "stage1-fp32-1", tmp_path / "x", "--tensor", "a"], "NAME=KIND"),
-        (["export", tmp_path, tmp_path / "x"], str(tmp_path)),
-        (
-            ["export", runs / "stage1-fp32-1", tmp_path / "x", "--to", "dcp", "--dtype", "bf16"],
-            "--dt",
-        ),
-        (["export", runs / "stage1-fp32-1", tmp_path / "x", "--max_shard_size", "big"], "'5GB'"),
-        (["export", runs / "stage1-fp32-1", tmp_path / "x", "--to", "universal"], "--to dcp"),
+    for command, source, options, message in (
+        ("import", tmp_path, "", "no checkpoint of DeepSpeed, Hugging Face or"),
+        ("import", runs / "stage1-fp32-1", "--tensor a", "NAME=KIND"),
+        ("export", tmp_path, "", str(tmp_path)),
+        ("export", runs / "stage1-fp32-1", "--to dcp --dtype bf16", "--dt"),
+        ("export", runs / "stage1-fp32-1", "--max_shard_size big", "'5GB'"),
+        ("export", runs / "stage1-fp32-1", "--to universal", "--to dcp"),
     ):
-        assert conversion.main([str(argument) for argument in arguments]) in {1, 2}
+        words = [command, str(source), str(tmp_path / "x"), *options.split()]
+        assert conversion.main(words) in {1, 2}
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"zerorun ckpt {arguments[0]}: error: ")
+        assert line.startswith(f"zerorun ckpt {command}: error: ")
         assert message in line
 
 
@@ -350,19 +339,7 @@ def test_a_damaged_checkpoint_is_not_exported_for_torch(
     assert not out.exists()
 
 
-def test_a_folder_of_torch_is_not_exported_onto_itself(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    source = str(runs / "stage2-fp32-2")
-    assert conversion.main(["export", source, str(out), "--to", "dcp"]) == 0
-    before = contents_of(out)
-    assert conversion.main(["export", str(out), str(out), "--to", "dcp"]) == 2
-    assert "is the checkpoint itself" in capsys.readouterr().err
-    assert contents_of(out) == before
-
-
-@pytest.mark.parametrize("states", [3, [], {"step": {"tensor": "x"}}])
+@pytest.mark.parametrize("states", [3, {"step": {"tensor": "x"}}])
 def test_states_of_no_parameter_are_checked_before_anything_is_loaded(states: object) -> None:
     groups = [{"lr": 0.1}, {"lr": 0.1, COMMON_STATES: states}]
     with pytest.raises(zerorun.CheckpointError, match="parameter group 1: zerorun_common_states"):

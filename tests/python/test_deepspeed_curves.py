@@ -22,7 +22,6 @@ Run = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the scripts and their configurations."""
     copy = tmp_path_factory.mktemp("curves") / "scripts"
     return shutil.copytree(root / "examples" / "python", copy)
 
@@ -31,8 +30,6 @@ def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     build: Path, folder: Path, torch_python: dict[str, str], transformers_python: dict[str, str]
 ) -> Run:
-    """Runs a command, which trains with zerorun; returns what it printed."""
-
     def run(line: str) -> str:
         # zerorun.compat has to come before what looks for DeepSpeed.
         python = torch_python if line.startswith("python") else transformers_python

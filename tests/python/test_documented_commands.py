@@ -50,7 +50,6 @@ def blocks_of_document(path: Path) -> list[tuple[str, str]]:
 
 
 def file_of_readme(start: str) -> str:
-    """The block that begins so."""
     blocks = [block for _, block in blocks_of_document(ROOT / "README.md")]
     return next(block for block in blocks if block.startswith(start))
 
@@ -75,7 +74,6 @@ def without_comment(line: str) -> str:
 
 
 def all_commands() -> dict[str, Path]:
-    """Each command once, with the file that says it first."""
     found: dict[str, Path] = {}
     for path in DOCUMENTS:
         for line in commands_of_document(path):
@@ -122,6 +120,7 @@ def folder(build: Path) -> Path:
 
 def test_the_documents_have_commands() -> None:
     assert len(COMMANDS) >= 25
+    assert COMMANDS.keys() >= RUN_ELSEWHERE
     for path in (ROOT / "README.md", ROOT / "docs" / "python.md", *EXAMPLES):
         assert path in COMMANDS.values(), path
 
@@ -131,10 +130,6 @@ def test_other_lines_of_shell_blocks_build_zerorun() -> None:
     shell = [line for line in lines if re.match(r"[\w./=-]+ +[\w./-]", line)]
     known = (*STARTS, *BUILDS)
     assert [line for line in shell if not line.startswith(known)] == []
-
-
-def test_the_commands_that_other_tests_run_are_documented() -> None:
-    assert COMMANDS.keys() >= RUN_ELSEWHERE
 
 
 def test_the_page_about_installing_lists_what_dev_installs_to_build() -> None:

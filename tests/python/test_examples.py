@@ -20,7 +20,6 @@ COMMANDS = [LOOP, *DDP]
 
 @pytest.fixture
 def folder(root: Path, tmp_path: Path) -> Path:
-    """A copy of the scripts and their configurations."""
     return shutil.copytree(root / "examples" / "python", tmp_path / "scripts")
 
 

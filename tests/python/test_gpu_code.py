@@ -53,7 +53,6 @@ def test_the_runtime_that_the_build_found_is_named_with_its_version(build: Path)
 
 
 def ptx_of_the_device(build: Path) -> Iterator[tuple[str, str, str]]:
-    """Each kernel's name, mangled name and code."""
     for image in images_of(build / "lib" / "libzerorun_cuda.so"):
         if image.kind == gpu_code.PTX:
             for mangled, text in gpu_code.texts(image.code).items():

@@ -1,7 +1,11 @@
-"""scripts/gpu_first where there is no GPU: on programs that only write down their calls."""
+"""scripts/gpu_first on programs that only write down their calls, and runs that are cut short."""
 
 import importlib
+import os
 import re
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,6 @@ from ranks import passed
 
 
 def verdicts(text: str) -> dict[str, str]:
-    """Of each step."""
     found = re.findall(r"^- ([\w ]+): (\w+)[ :]", text, re.MULTILINE)
     return {name: verdict for verdict, name in found}
 
@@ -68,16 +71,61 @@ def test_in_a_trial_what_needs_a_gpu_says_that_there_is_none(machine: Machine) -
     assert machine.check("--trial", "device", **settings).returncode == 1
 
 
-def test_a_name_is_of_a_part_or_of_a_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(root / "scripts")
-    table = importlib.import_module("gpu_steps").Table("", "", "")
-    for name in table.parts.keys() & table.steps.keys():
-        assert table.parts[name] == [name]
-
-
 def test_a_report_has_what_zerorun_says_of_the_machine(machine: Machine) -> None:
     says = "GPUs  1 visible\\nCPUs  0-15\\nmemory  1 TiB\\n\\nenvironment variables\\n  RANK\\n"
     folder = machine.pack(program=f"#!/bin/bash\nprintf '{says}'\n")
     machine.check("--prebuilt", folder, "env", script="gpu_first")
     assert "      GPUs  1 visible\n      CPUs  0-15\n      memory  1 TiB\n" in machine.report()
     assert "RANK" not in machine.report()
+
+
+def start_and_wait_for(machine: Machine, text: str, **settings: str) -> subprocess.Popen[str]:
+    """Until this is in a log."""
+    job = machine.start("--out", machine.out, "--prebuilt", machine.pack(), **settings)
+    logs = machine.root / "build" / "gpu" / "logs"
+    while not any(text in log.read_text() for log in logs.glob("*.log")):
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.01)
+    return job
+
+
+@pytest.mark.parametrize("script", ["gpu_check", "gpu_first"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_its_program_and_keeps_what_it_has(
+    machine: Machine, script: str, number: signal.Signals
+) -> None:
+    settings = {"script": script, "HANG": "test_gpu_train", "MESSAGE": "half a suite"}
+    job = start_and_wait_for(machine, "half a suite", **settings)
+    os.killpg(job.pid, number)  # as a terminal does
+    stdout, _ = job.communicate(timeout=60)  # its programs would hold the pipe open
+    assert job.returncode == 128 + number
+    assert "- pass: device_kernels" in stdout
+    assert re.search("^Interrupted in: .*train_kernels", machine.report(), re.MULTILINE)
+    assert {"device_kernels.log", "train_kernels.log"} <= machine.archived()
+
+
+def test_the_report_has_what_ended_before_the_time_was_over(machine: Machine) -> None:
+    options = ["--seconds", 3, "train_kernels", "bandwidth", "comm"]
+    passed(machine.check(*options, HANG="--part bandwidth", MESSAGE="AdamW: 2800 GB/s"))
+    report = machine.report()
+    assert "- pass: train_kernels" in report
+    assert "- not run: bandwidth: not at its end after" in report
+    assert "      AdamW: 2800 GB/s\n" in report
+    assert "- not run: comm: the time was over (--seconds N)" in report
+    assert "Transports/*" not in machine.calls.read_text()
+
+
+def test_a_program_that_nothing_ends_does_not_hold_up_the_rest(machine: Machine) -> None:
+    """What hangs in a driver ignores even SIGKILL; here, `timeout` itself does not end."""
+    machine.limit_device_kernels()
+    machine.change("gpu_run.py", "job.wait(limit + 10)", "job.wait(limit + 1)")
+    (machine.tools / "timeout").write_text(
+        """#!/bin/bash
+[[ $* != *Devices/* ]] || exec sleep 20
+exec /usr/bin/timeout "$@"
+"""
+    )
+    (machine.tools / "timeout").chmod(0o755)
+    result = machine.check("device")
+    assert "- FAIL: device_kernels (hung: more than 1 s)" in result.stdout
+    assert "- pass: train_kernels" in result.stdout

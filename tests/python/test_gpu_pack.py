@@ -53,18 +53,6 @@ def test_a_pack_has_the_package_for_the_python_that_is_named(machine: Machine) -
     assert commit == subprocess.check_output(head, cwd=machine.root, text=True).strip()
 
 
-def test_a_python_of_pyenv_is_found_behind_a_command_that_fails(machine: Machine) -> None:
-    write_program(machine.tools / "python3.77", "#!/bin/sh\necho 'command not found'; exit 127\n")
-    options = ["--dry-run", "torch", "--python", "python3.77"]
-    refused = machine.check(*options, PYENV_ROOT=str(machine.root))
-    assert refused.returncode == 2
-    assert "--python: expected a Python that runs" in refused.stderr
-    real = machine.root / "versions" / "3.77.1" / "bin" / "python3.77"
-    write_program(real, "#!/bin/sh\n")
-    result = machine.check(*options, PYENV_ROOT=str(machine.root))
-    assert f"`{real} tests/gpu/torch_on_gpu.py" in result.stdout
-
-
 def test_python_is_the_one_whose_pytorch_sees_the_gpu(machine: Machine) -> None:
     own = machine.root / ".venv" / "bin" / "python"
     write_program(own, "#!/bin/sh\n")

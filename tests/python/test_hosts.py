@@ -19,7 +19,6 @@ WORLD_SIZE = 4
 
 @pytest.fixture
 def start(build, tmp_path):
-    """Starts a job's ranks by hand, on equally many hosts; returns them."""
     (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
     (tmp_path / "model.json").write_text(json.dumps(SHAPE))
     program = os.environ.get("ZERORUN_TRAIN") or build / "libexec" / "zerorun" / "train"

@@ -2,12 +2,12 @@
 values in 8 bits."""
 
 import math
+from pathlib import Path
 
 import torch
 import zerorun
 from torch import nn
 from zerorun.zero import (
-    GatheredParameters,
     Init,
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -18,26 +18,26 @@ from zerorun.zero import (
     safe_set_local_grad,
 )
 
+from cases.checkpoints import Normalised, engine_at
 from cases.models import *
 
 FP16 = {"fp16": {"enabled": True, "loss_scale": 128}}
 
 
-# --- gradients that were set ---
+def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.5)
 
 
 def case_norm_and_clipping_follow_gradients_that_were_set() -> None:
     model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = plain_sgd(model)
     loss_of(model, batch_of(0)).backward()
     for parameter in model.parameters():
         parameter.grad *= 5
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
     optimizer.step()
     for stage, local in ((1, False), (2, True), (3, False)):
-        sharded = make()
-        sgd = torch.optim.SGD(sharded.parameters(), lr=0.5)
-        engine, *_ = initialize(sharded, sgd, config=config(stage))
+        sharded, engine = started(config(stage), optimizer=plain_sgd)
         backward(engine)
         for parameter in sharded.parameters():
             if local:
@@ -76,9 +76,8 @@ def case_a_gradient_that_was_set_to_infinity_skips_the_step() -> None:
         assert (engine.skipped_steps, engine._last_step.applied) == (1, False)
         assert torch.equal(safe_get_full_fp32_param(weight), before)
         assert engine.get_global_grad_norm() == math.inf
-        text = "step 1 was skipped on all ranks: the gradient is not finite, first that of "
-        text += "blocks.0.up.weight; the losses of all ranks were finite"
-        assert messages == ([f"WARNING {text}"] if RANK == 0 else [])
+        assert len(messages) == (RANK == 0)
+        assert all("not finite, first that of blocks.0.up.weight;" in text for text in messages)
         # A gradient that has overflowed and is put right is no reason to skip.
         backward(engine)
         safe_set_full_grad(weight, torch.full(before.shape, float("nan")))
@@ -97,26 +96,10 @@ def case_a_skipped_step_names_the_rank_whose_loss_was_not_finite() -> None:
         with logged() as messages:
             engine.step()
         assert engine.get_global_grad_norm() == math.inf
-        if RANK == 0:
-            (message,) = messages
-            assert message.startswith("WARNING step 2 was skipped on all ranks"), message
-            assert message.endswith(f"; the loss of rank {last} was not finite"), message
+        assert len(messages) == (RANK == 0)
+        assert all(f"; the loss of rank {last} was not finite" in text for text in messages)
         train(engine, 1, first=2)
         assert math.isfinite(engine.get_global_grad_norm())
-
-
-def case_a_dynamic_loss_scale_is_found_without_warnings() -> None:
-    keys = {"fp16": {"enabled": True, "initial_scale_power": 32}}
-    _, engine = started(config(2, **keys))
-    with logged() as messages:
-        train(engine, 1)
-    assert engine.skipped_steps == 1
-    said = [message for message in messages if "overflowed at loss scale 4.29497e+09" in message]
-    assert len(said) == (RANK == 0), messages
-    assert not any(message.startswith("WARNING") for message in messages)
-
-
-# --- dtypes ---
 
 
 class Buffered(Model):
@@ -133,17 +116,13 @@ class Buffered(Model):
         self.inner.register_buffer("table", torch.ones(2, dtype=torch.bfloat16), persistent=False)
 
 
-class Positions(nn.Module):
-    """Adds a buffer to what a layer computed."""
-
+class Positions(nn.Linear):
     def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
+        super().__init__(8, 8)
         self.register_buffer("positions", torch.ones(8))
-        self.head = nn.Linear(8, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layer(x) + self.positions)
+        return super().forward(super().forward(x) + self.positions)
 
 
 def case_errors_about_dtypes_name_buffers_that_stay_wide() -> None:
@@ -191,60 +170,18 @@ def case_buffers_keep_their_dtype() -> None:
         torch.testing.assert_close(model.routing_bias.cpu(), routing)
 
 
-class PartlyFrozen(nn.Module):
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.base, self.adapter = nn.Linear(4, 4), nn.Linear(4, 1)
-        self.base.requires_grad_(False)
-        for parameter in self.base.parameters():
-            parameter.data = parameter.data.to(dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = (p.to(x.dtype) for p in (self.base.weight, self.base.bias))
-        return self.adapter(torch.nn.functional.linear(x, weight, bias))
-
-
-def case_frozen_parameters_of_another_dtype_stay_as_they_are() -> None:
-    tries = [
-        (torch.bfloat16, 0),
-        (torch.bfloat16, 3),
-        (torch.float64, 1),
-        (torch.float8_e4m3fn, 2),
-        (torch.uint8, 3),
-    ]
-    for dtype, stage in tries:
-        model = make(lambda dtype=dtype: PartlyFrozen(dtype))
-        before = [p.detach().clone() for p in model.base.parameters()]
-        with logged() as messages:
-            engine, *_ = initialize(
-                model, torch.optim.SGD(model.adapter.parameters(), lr=0.1), config=config(stage)
-            )
-        assert not any("base.weight" in message for message in messages)
-        engine.backward(engine(torch.ones(2, 4)).square().mean())
-        engine.step()
-        assert math.isfinite(engine.get_global_grad_norm())
-        with GatheredParameters(model.base.parameters()):
-            for parameter, value in zip(model.base.parameters(), before, strict=True):
-                assert parameter.dtype == dtype
-                assert torch.equal(parameter.detach().view(torch.uint8), value.view(torch.uint8))
-
-
 def case_dtypes_that_cannot_be_trained_together_are_refused() -> None:
-    def start(model: nn.Module, **keys: object) -> None:
-        initialize(model, adamw(model), config=config(2, **keys))
 
-    model = make()
-    model.head.to(torch.bfloat16)
-    refuses("have several dtypes", start, model)
-    model = make()
-    model.head.to(torch.float64)
-    refuses("embedding.weight is torch.float64", start, model, **BF16)
+    for dtype, keys, text in (
+        (torch.bfloat16, {}, "have several dtypes"),
+        (torch.float64, BF16, "embedding.weight is torch.float64"),
+    ):
+        model = make()
+        model.head.to(dtype)
+        refuses(text, initialize, model, adamw(model), config=config(2, **keys))
     with Init(config=BF16):
         layer = nn.Linear(2, 2, dtype=torch.float64)
     assert layer.weight.dtype == torch.float64  # it is not what 16 bits are for
-
-
-# --- values ---
 
 
 def case_states_in_8_bits_are_read_and_set_as_values() -> None:
@@ -258,6 +195,8 @@ def case_states_in_8_bits_are_read_and_set_as_values() -> None:
         for name in ("exp_avg", "exp_avg_sq"):
             found[kind, name] = safe_get_full_optimizer_state(weight, name)
         if kind == "AdamW8bit":
+            states = engine.optimizer.state[weight]
+            assert states.get("exp_avg", found[kind, "exp_avg"]).dtype == torch.float32
             for name, value in (("exp_avg", -0.75), ("exp_avg_sq", 0.75)):
                 wanted = torch.full(weight.shape, value)
                 wanted[0, 0] = 2 * value
@@ -270,15 +209,6 @@ def case_states_in_8_bits_are_read_and_set_as_values() -> None:
         exact, coded = found["AdamW", name], found["AdamW8bit", name]
         largest = exact.abs().max().item()
         torch.testing.assert_close(coded, exact, rtol=1 / 16, atol=largest / 100)
-
-
-def case_frozen_parameters_have_no_master() -> None:
-    for stage in STAGES:
-        model = make()
-        model.head.requires_grad_(False)
-        _ = initialize(model, adamw(model), config=config(stage, **BF16))
-        assert safe_get_full_fp32_param(model.head.weight) is None
-        assert safe_get_full_fp32_param(model.blocks[0].up.weight) is not None
 
 
 def case_a_loss_without_its_scale_is_an_error() -> None:
@@ -301,7 +231,6 @@ def case_a_loss_without_its_scale_is_an_error() -> None:
 
 
 def case_a_scaled_loss_may_wait_for_its_backward() -> None:
-    """What counts is the loss at which a backward begins, not when it was scaled."""
     for stage in (0, 3):
         model = make()
         engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage, **FP16))
@@ -315,3 +244,28 @@ def case_a_scaled_loss_may_wait_for_its_backward() -> None:
         scaled.backward()
         engine.step()
         assert engine.global_steps == 2
+
+
+class Expanded(Normalised):
+    """With buffers whose elements are not each a number in memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.rand(3).expand(2, 3))
+        self.register_buffer("conjugate", torch.rand(3, dtype=torch.complex64).conj())
+
+
+def case_buffers_that_are_views_are_shared_saved_and_loaded(folder: Path) -> None:
+    engines = [engine_at(2, kind=Expanded, seed=RANK)]
+    rows = engines[0].module.rows.clone()
+    conjugate = engines[0].module.conjugate.resolve_conj()
+    engines[0].communicator.broadcast(conjugate.view(torch.float32))
+    assert torch.equal(rows[0], rows[1])
+    engines[0].save_checkpoint(folder)
+    engines.append(engine_at(3, kind=Expanded, seed=7))
+    assert not torch.equal(engines[1].module.rows, rows)
+    engines[1].load_checkpoint(folder)
+    assert torch.equal(engines[1].module.rows, rows)
+    assert torch.equal(engines[1].module.conjugate, conjugate)
+    for engine in engines:
+        engine.destroy()

@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,13 +19,10 @@ from cases.training import Reentrant
 fake = fake_torch_cuda.installed()
 
 
-def trained(make_model: Callable[[], nn.Module], stage: int, **keys: object):
-    """The losses and the hash of the parameters after three batches."""
-    model = make_model()
-    engine, *_ = initialize(model, adamw(model), config=config(stage, **keys))
+def trained(stage: int, **keys: object):
+    _, engine = started(config(stage, **keys))
     losses = train(engine, 3 * engine.batch.accumulation_steps)
-    hashed = engine._core.parameter_hash()
-    return losses, hashed
+    return losses, engine._core.parameter_hash()
 
 
 def case_a_model_goes_to_the_gpu() -> None:
@@ -35,8 +31,7 @@ def case_a_model_goes_to_the_gpu() -> None:
     for stage in STAGES:
         model = make()
         model.register_buffer("constant", torch.ones(2))
-        optimizer = adamw(model)
-        engine = zerorun.initialize(model, optimizer, config=config(stage))[0]
+        engine = zerorun.initialize(model, adamw(model), config=config(stage))[0]
         assert engine.device == DEVICE
         assert {value.device for value in (*model.parameters(), model.constant)} == {DEVICE}
         if stage < 3:
@@ -49,29 +44,24 @@ def case_a_model_goes_to_the_gpu() -> None:
         engine = zerorun.initialize(model, adamw(model), config=config(stage))[0]
         assert fake.bytes_held() > before
         engine.destroy()
-        del engine, model, optimizer
+        del engine, model
         gc.collect()
         assert fake.bytes_held() == before
 
 
 def case_bits_are_those_of_cpu_ranks() -> None:
     """With delays on the engine's own streams: a missing wait would show."""
-    settings = (
-        {},
-        {"gradient_accumulation_steps": 2},
-        {"bf16": {"enabled": True}},
-    )
     fake.set_delay(200)
-    for keys in settings:
+    for keys in ({}, {"gradient_accumulation_steps": 2}, BF16):
         for stage in STAGES:
-            assert trained(make, stage, **keys) == of_cpu_ranks(stage, **keys), (stage, keys)
+            assert trained(stage, **keys) == of_cpu_ranks(stage, **keys), (stage, keys)
     fake.set_delay(0)
 
 
 def of_cpu_ranks(stage: int, **keys: object):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "_why_no_gpu", lambda: "hidden by the test")
-        return trained(make, stage, **keys)
+        return trained(stage, **keys)
 
 
 def case_offloading_changes_no_bit(folder: Path) -> None:
@@ -86,7 +76,7 @@ def case_offloading_changes_no_bit(folder: Path) -> None:
         expected = of_cpu_ranks(stage)
         for place in [*states, *(parameters if stage == 3 else ()), *(both if stage == 3 else ())]:
             zero = config(stage)["zero_optimization"] | place
-            assert trained(make, stage, zero_optimization=zero) == expected, (stage, place)
+            assert trained(stage, zero_optimization=zero) == expected, (stage, place)
     fake.set_delay(0)
 
 
@@ -94,10 +84,11 @@ def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:
     results = []
     for place in ({"device": "none"}, {"device": "cpu"}, {"device": "cpu", "ratio": 0.5}):
         settings = config(2)["zero_optimization"] | {"offload_optimizer": place}
-        model = make()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-        engine, *_ = initialize(model, optimizer, config=config(2, zero_optimization=settings))
+        model, engine = started(config(2, zero_optimization=settings), optimizer=sgd)
         losses = train(engine, 3)
+        if "ratio" not in place:
+            own = engine.optimizer.state[model.head.weight].get("momentum_buffer", torch.ones(0))
+            assert own.numel() == 0 or (own.device == DEVICE) == (place["device"] == "none")
         path = folder / f"{place}"
         engine.save_checkpoint(path)
         engine.load_checkpoint(path)
@@ -110,9 +101,8 @@ def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:
 
 def case_gradients_of_a_bucket_are_copied_at_once() -> None:
     for stage in STAGES:
-        model = make()
+        model, engine = started(config(stage))
         parameters = len(list(model.parameters()))
-        engine, *_ = initialize(model, adamw(model), config=config(stage))
         figures = zerorun._C.EngineFigures(engine._core)
         reduce = "all_reduce" if stage == 0 else "reduce_scatter"
         losses = train(engine, 1)
@@ -194,28 +184,6 @@ def case_the_engine_works_on_pytorchs_current_stream() -> None:
         assert_close(losses, [expected[0], expected[2]])
 
 
-def case_memory_is_handed_over_as_the_gpus() -> None:
-    zero = {"offload_optimizer": {"device": "cpu"}}
-    for stage, offload in ((1, {}), (2, zero)):
-        model = make()
-        settings = config(stage)["zero_optimization"] | offload
-        engine, *_ = initialize(
-            model, adamw(model), config=config(stage, zero_optimization=settings)
-        )
-        train(engine, 1)
-        whole = engine._core.parameter(0)
-        full = fake_torch_cuda.tensor_in(whole)
-        assert (full.device.type, full.device.id) == (fake_torch_cuda.CUDA_TYPE, 0)
-        assert (full.code, full.bits, full.lanes, full.ndim) == (2, 32, 1, 1)
-        assert full.shape[0] == model.embedding.weight.numel()
-        kind = fake_torch_cuda.CPU_TYPE if offload else fake_torch_cuda.CUDA_TYPE
-        for part in engine._core.state_intervals():
-            param = part.param
-            assert fake_torch_cuda.tensor_in(param).device.type == fake_torch_cuda.CUDA_TYPE
-            for capsule in (part.master, part.grad, *part.states):
-                assert fake_torch_cuda.tensor_in(capsule).device.type == kind
-
-
 def case_full_parameters_are_pytorchs_memory_while_gathered() -> None:
     keys = config(3)["zero_optimization"]
     keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
@@ -289,28 +257,12 @@ def case_what_is_on_the_wrong_device_is_named() -> None:
         patch.setattr(device, "_why_no_gpu", lambda: "CUDA: this build has no CUDA backend")
         text = "on device 'cuda:0', but this rank trains on 'cpu' (CUDA: this build has no CUDA"
         refuses(text, lambda: start(make().to(DEVICE)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCAL_RANK", "3")
-        text = "LOCAL_RANK=3, but PyTorch sees 1 GPU"
-        for no in ("0", ""):
-            patch.setenv("ZERORUN_SHARE_GPUS", no)
-            refuses(text, device.local_device)
-        patch.delenv("ZERORUN_SHARE_GPUS")
-        refuses(text, device.local_device)
-    model = make()
-    engine, *_ = start(model)
+
+    model, engine = started(config(1))
     model.head.weight.grad = torch.zeros(model.head.weight.shape)
     index = engine._layout.ids[model.head.weight]
     text = "gradient of embedding.weight: got a tensor on device 'cpu', expected 'cuda:0'"
     refuses(text, lambda: engine._shards.collector.hook(index)(model.head.weight))
-
-
-def case_the_device_that_is_asked_for_is_made() -> None:
-    gpu = zerorun._C.Gpu(None, None, lambda: 0)
-    assert (gpu.index, gpu.name) == (0, "cuda:0 (Fake GPU)")
-    assert not zerorun._C.why_no_cuda()
-    text = "device 3 is asked for, but 1 GPU is visible"
-    raises(zerorun.DeviceError, text, zerorun._C.Gpu, 3, None, lambda: 0)
 
 
 def case_deepspeeds_accelerator_is_the_gpu() -> None:

@@ -6,36 +6,39 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-import zerorun
 from torch import nn
 from zerorun.hooks.shared_unit import BucketMemory, _TorchMemory
-from zerorun.zero import GatheredParameters
+from zerorun.zero import (
+    GatheredParameters,
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+)
 
-from cases.models import RANK, adamw, bare_config, config, initialize, make, train
+from cases.models import *
 
 
 def case_offloading_changes_no_number(folder: Path) -> None:
-    """Neither losses nor states, whatever is stored on the host or in a file."""
     folder.mkdir(parents=True, exist_ok=True)
     for stage in (1, 2, 3):
-        places = [{"device": "none"}, {"device": "cpu"}, {"device": "cpu", "ratio": 0.3}]
         results = []
-        for place in [*places, {"device": "nvme", "nvme_path": str(folder)}]:
+        file = {"device": "nvme", "nvme_path": str(folder)}
+        host = {"device": "cpu"}
+        parts = {**host, "ratio": 0.3}
+        places = [({"device": "none"},) * 2, (host, host), (parts, host)]
+        for states, parameters in [*places, (file, {**file, "max_in_cpu": 100})]:
             settings = config(stage)
-            settings["zero_optimization"]["offload_optimizer"] = place
+            settings["zero_optimization"]["offload_optimizer"] = states
             if stage == 3:
-                if place["device"] == "nvme":
-                    settings["zero_optimization"]["offload_param"] = {**place, "max_in_cpu": 100}
-                if place["device"] == "cpu":
-                    settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
-            model = make()
-            engine, *_ = initialize(model, adamw(model), config=settings)
+                settings["zero_optimization"]["offload_param"] = parameters
+            model, engine = started(settings)
             losses = train(engine, 5)
             weight = model.embedding.weight
-            moments = zerorun.zero.safe_get_full_optimizer_state(weight, "exp_avg")
-            zerorun.zero.safe_set_full_optimizer_state(weight, moments * 2, "exp_avg")
-            master = zerorun.zero.safe_get_full_fp32_param(weight)
-            zerorun.zero.safe_set_full_fp32_param(weight, master + 0.5)
+            moments = safe_get_full_optimizer_state(weight, "exp_avg")
+            safe_set_full_optimizer_state(weight, moments * 2, "exp_avg")
+            master = safe_get_full_fp32_param(weight)
+            safe_set_full_fp32_param(weight, master + 0.5)
             losses += train(engine, 5, first=5)
             results.append((losses, engine._core.parameter_hash()))
             engine.destroy()
@@ -46,13 +49,11 @@ def case_offloading_changes_no_number(folder: Path) -> None:
 def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = {"device": "nvme", "nvme_path": str(folder)}
-    places = [{}, {"offload_param": {**file, "max_in_cpu": 0}}, {"offload_optimizer": file}]
     results = []
-    for place in places:
+    for place in ({}, {"offload_param": {**file, "max_in_cpu": 0}}, {"offload_optimizer": file}):
         settings = config(3)
-        settings["zero_optimization"] |= {"stage3_param_persistence_threshold": 0, **place}
-        model = make()
-        engine, *_ = initialize(model, adamw(model), config=settings)
+        settings["zero_optimization"] |= place
+        model, engine = started(settings)
         losses = train(engine, 3)
         weight = model.blocks[1].up.weight
         with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
@@ -67,8 +68,6 @@ def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path)
 
 
 class Stack(nn.Module):
-    """32 matrices of 4 MiB."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(32))
@@ -115,8 +114,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
     settings = bare_config(zerorun={"comm_timeout": 30, "share_parameters": share})
-    model = make()
-    engine, *_ = initialize(model, adamw(model), config=settings)
+    model, engine = started(settings)
     weight = model.blocks[1].up.weight
     stored = []
     handle = model.blocks[2].register_forward_hook(lambda *_: stored.append(_has_memory(kept)))
@@ -124,8 +122,7 @@ def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
         kept = weight.detach().view(-1)
         assert _has_memory(kept)
     result = train(engine, 5), engine._core.parameter_hash()
-    assert stored == [share] * len(stored)
-    assert stored
+    assert stored == [share] * 5
     handle.remove()
     with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
         weight.fill_(0.5)
@@ -137,7 +134,6 @@ def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
 
 
 def case_parameters_that_the_ranks_do_not_share_come_and_go() -> None:
-    """They have no memory after use, and what autograd saved of them has its values again."""
     shared = _train_with_seldom_full_parameters(share=True)
     assert _train_with_seldom_full_parameters(share=False) == shared
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import zerorun
-from tied_model import Block
+from tied_model import Block, Model
 from torch import nn
 
 from cases.models import DEVICE, RANK, batch_of, make, part_of, with_process_group
@@ -20,20 +20,12 @@ TOLERANCES = {"Mixed precision": 2e-2}
 GPU_ONLY = "# FSDP2, on GPUs"
 
 
-class Untied(nn.Module):
+class Untied(Model):
     """FSDP2 shards tied parameters in one unit only, so these are not."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.blocks = nn.ModuleList(Block(32) for _ in range(2))
+        super().__init__(depth=2)
         self.head = nn.Linear(32, 50, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
 
 
 def sections() -> dict[str, dict[str, str]]:

@@ -18,40 +18,17 @@ STEPS, ACCUMULATION = 3, 2
 DOCUMENTS = [0, 5, 13, TOKENS]  # bounds within a packed sequence
 
 
-class LowRank(nn.Module):
-    """A frozen linear layer with a trained product of two small matrices, as in LoRA."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.frozen = linear.requires_grad_(requires_grad=False)
-        self.a = nn.Parameter(0.1 * torch.randn(4, linear.in_features))
-        self.b = nn.Parameter(0.1 * torch.randn(linear.out_features, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.frozen(x) + x @ self.a.T @ self.b.T
-
-
-def llama(low_rank: bool) -> nn.Module:
+def llama() -> nn.Module:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"}
     config = transformers.LlamaConfig(**sizes, **heads, vocab_size=WORDS, use_cache=False)
-    model = transformers.LlamaForCausalLM(config)
-    if low_rank:
-        model.requires_grad_(requires_grad=False)
-        for layer in model.model.layers:
-            layer.mlp.up_proj = LowRank(layer.mlp.up_proj)
-            layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
-    return model
-
-
-def trained(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return transformers.LlamaForCausalLM(config)
 
 
 def adamw(model: nn.Module) -> torch.optim.AdamW:
-    return torch.optim.AdamW(trained(model), lr=1e-2)
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 def batches(data_rank: int, packed: bool) -> Iterator[dict[str, torch.Tensor]]:
@@ -81,8 +58,7 @@ def documents_apart(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def whole(data_size: int, packed: bool) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
-    """Losses and norms of one process, and the parameters that it ends with."""
-    model = llama(packed)
+    model = llama()
     optimizer, figures = adamw(model), []
     data = [list(batches(rank, packed)) for rank in range(data_size)]
     for step in range(STEPS):
@@ -99,14 +75,13 @@ def whole(data_size: int, packed: bool) -> tuple[list[tuple[float, float]], list
         optimizer.step()
         optimizer.zero_grad()
         figures.append((total, norm.item()))
-    return figures, [parameter.detach() for parameter in trained(model)]
+    return figures, [parameter.detach() for parameter in model.parameters()]
 
 
 def shared(
     here: sequence.SequenceGroups, stage: int, packed: bool
 ) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
-    """As whole(), on all ranks."""
-    model = llama(packed)
+    model = llama()
     stop = sequence.use_with_transformers(model.config)
     engine = shard(
         model, stage=stage, optimizer=adamw(model), clip=CLIP, accumulation_steps=ACCUMULATION
@@ -128,8 +103,8 @@ def shared(
             total += loss.detach() / (WORLD_SIZE * ACCUMULATION)
         dist.all_reduce(total)
         figures.append((total.item(), float(engine.get_global_grad_norm())))
-    with zerorun.zero.GatheredParameters(trained(model)):
-        parameters = [parameter.detach().clone() for parameter in trained(model)]
+    with zerorun.zero.GatheredParameters(model.parameters()):
+        parameters = [parameter.detach().clone() for parameter in model.parameters()]
     engine.destroy()
     stop()
     return figures, parameters
@@ -142,22 +117,16 @@ def begin(size: int) -> sequence.SequenceGroups:
     return sequence.start(size)
 
 
-def check(size: int) -> None:
-    here = begin(size)
-    assert (here.data_size, here.data_rank) == (WORLD_SIZE // size, RANK // size)
-    for packed, stages in ((False, range(4)), (True, (2, 3))):
-        figures, parameters = whole(here.data_size, packed)
-        for stage in stages:
-            found, ended = shared(here, stage, packed)
-            torch.testing.assert_close(
-                torch.tensor(found), torch.tensor(figures), rtol=1e-5, atol=0
-            )
-            torch.testing.assert_close(ended, parameters, rtol=0, atol=2e-5)
-
-
 def case_one_two_or_four_ranks_per_sequence_have_the_same_losses_norms_and_parameters() -> None:
     for size in (1, 2, 4):
-        check(size)
+        here = begin(size)
+        assert (here.data_size, here.data_rank) == (WORLD_SIZE // size, RANK // size)
+        for packed, stages in ((False, range(4)), (True, (2, 3))):
+            figures, parameters = whole(here.data_size, packed)
+            for stage in stages:
+                found, ended = shared(here, stage, packed)
+                torch.testing.assert_close(found, figures, rtol=1e-5, atol=0)
+                torch.testing.assert_close(ended, parameters, rtol=0, atol=2e-5)
 
 
 def case_bounds_of_documents_that_do_not_fit_are_refused() -> None:

@@ -19,13 +19,9 @@ STEPS = 3
 
 def case_a_file_has_the_plan_and_what_ran_beside_the_program(folder: Path) -> None:
     path = folder / "m.jsonl"
-    own = {"comm_timeout": 30, "metrics": str(path)}
-    offload = {"offload_optimizer": {"device": "cpu"}}
-    model = make()
-    settings = config(2, zerorun=own)
-    settings["zero_optimization"] |= offload
-    engine, *_ = initialize(model, config=settings | {"optimizer": {"type": "AdamW"}})
-    train(engine, STEPS)
+    settings = config(2, zerorun={"comm_timeout": 30, "metrics": str(path)})
+    settings["zero_optimization"] |= {"offload_optimizer": {"device": "cpu"}}
+    train(started(settings)[1], STEPS)
     head, *lines = [json.loads(line) for line in rank_path(path, RANK).read_text().splitlines()]
     about = head["run"]
     for category, nbytes in about["plan"].items():
@@ -73,10 +69,8 @@ def case_the_last_batch_of_an_epoch_is_dropped_if_it_is_not_full() -> None:
         assert len(loader) == batches
 
 
-def started(samples: object, **options: object) -> tuple[zerorun.ZeroEngine, ResumableLoader]:
-    """An engine and its loader, with batches of one sample."""
-    model = make()
-    engine, *_ = initialize(model, adamw(model), config=config(1))
+def loading(samples: object, **options: object) -> tuple[zerorun.ZeroEngine, ResumableLoader]:
+    _, engine = started(config(1))
     return engine, engine.make_dataloader(samples, 1, **options)
 
 
@@ -85,7 +79,7 @@ def ids(batches: object) -> list[int]:
 
 
 def case_a_loader_divides_samples_in_the_order_asked_for() -> None:
-    engine, loader = started(range(8), shuffle=False)
+    engine, loader = loading(range(8), shuffle=False)
     assert ids(loader) == list(range(RANK, 8, WORLD_SIZE))
     shuffled = [ids(engine.make_dataloader(range(8), 1, **own)) for own in ({}, {"shuffle": True})]
     assert shuffled[0] == shuffled[1] != ids(loader)
@@ -104,19 +98,16 @@ def case_a_loader_divides_samples_in_the_order_asked_for() -> None:
     assert list(engine.make_dataloader(range(8), None, shuffle=False)) == list(
         range(RANK, 8, WORLD_SIZE)
     )
-    for size in (0, -1, 1.5, "a", True):
-        text = f"batch_size: got {size!r}, expected"
-        refuses(text, engine.make_dataloader, range(8), size)
-    for wrong in (None, 5, iter([1])):
+    for size in (0, 1.5, True):
+        refuses(f"batch_size: got {size!r}, expected", engine.make_dataloader, range(8), size)
+    for wrong in (None, iter([1])):
         text = f"dataset: got {type(wrong).__name__}, expected"
         refuses(text, engine.make_dataloader, wrong, 1)
-    engine.destroy()
-    refuses("this engine was destroyed", engine.make_dataloader, range(8), 1)
 
 
 def case_checkpoints_have_the_position_of_the_first_loader(folder: Path) -> None:
     for resumes in (False, True):
-        engine, loader = started(range(12))
+        engine, loader = loading(range(12))
         other = engine.make_dataloader(range(4), 1)  # for evaluation
         if resumes:
             engine.load_checkpoint(folder)
@@ -130,7 +121,7 @@ def case_checkpoints_have_the_position_of_the_first_loader(folder: Path) -> None
 
 
 def case_an_iterator_begins_at_its_first_batch_and_ends_with_a_load(folder: Path) -> None:
-    engine, loader = started(range(12), shuffle=False)
+    engine, loader = loading(range(12), shuffle=False)
     repeating = RepeatingLoader(loader)
     seen = [int(next(repeating)) for _ in range(2)]
     train(engine, 1)
@@ -145,22 +136,12 @@ def case_an_iterator_begins_at_its_first_batch_and_ends_with_a_load(folder: Path
     assert int(next(resumed)) == RANK
 
 
-def start(stage: int, **keys: object) -> zerorun.ZeroEngine:
-    model = make()
-    engine, *_ = initialize(model, adamw(model), config=config(stage, **keys))
-    return engine
-
-
 def case_flops_of_a_step_are_those_of_its_tokens(folder: Path) -> None:
     own = {"metrics": str(folder / "m.jsonl"), "comm_timeout": 30}
+    linear = [module for module in make().modules() if isinstance(module, torch.nn.Linear)]
+    weights = sum(module.weight.numel() for module in linear)
     for stage in (1, 3):
-        engine = start(stage, zerorun=own)
-        shapes = [
-            module.weight
-            for module in engine.module.modules()
-            if isinstance(module, torch.nn.Linear)
-        ]
-        weights = sum(getattr(weight, "ds_numel", weight.numel()) for weight in shapes)
+        _, engine = started(config(stage, zerorun=own))
         train(engine, 1)
         metrics = engine.metrics()
         assert metrics["flops"] == 6 * weights * BATCH * 8
@@ -171,7 +152,8 @@ def case_flops_of_a_step_are_those_of_its_tokens(folder: Path) -> None:
     table = torch.nn.Embedding(16, 8)
     table.weight = tied.weight
     assert flops_per_token(torch.nn.Sequential(frozen, table, tied)) == 4 * 32 + 6 * 128
-    engine = start(1, flops_profiler={"enabled": True, "output_file": str(folder / "flops.txt")})
+    profiler = {"enabled": True, "output_file": str(folder / "flops.txt")}
+    _, engine = started(config(1, flops_profiler=profiler))
     train(engine, STEPS)
     counted = engine._meter.work.counted
     if RANK == 0:

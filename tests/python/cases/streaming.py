@@ -54,38 +54,26 @@ def everybodys(own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value for each in gathered for name, value in each.items()}
 
 
-def with_group(call: Any) -> None:
-    """PyTorch's own group, with which programs send what is streamed."""
-    dist.init_process_group("gloo", rank=RANK, world_size=WORLD_SIZE)
-    try:
-        call()
-    finally:
-        dist.destroy_process_group()
-
-
 def case_the_whole_model_once_at_every_stage() -> None:
-    def check() -> None:
-        for stage in STAGES:
-            engine = start(stage)
-            train(engine, 2)
-            whole = engine.full_state_dict(rank0_only=False)
-            assert whole is not None
-            del whole["head.weight"]  # tied
-            gathers = count_gathers(engine)
-            for owners in ("rank0", "all"):
-                for nbytes in (1, SMALL, 1 << 30):
-                    gathers[:] = [0] * len(gathers)
-                    stream = engine.stream_parameters(bucket_bytes=nbytes, owners=owners)
-                    found = everybodys(values_in(stream))
-                    assert gathers == [int(stage == 3)] * len(gathers)
-                    assert found.keys() == whole.keys()
-                    for name, value in found.items():
-                        assert value.dtype == whole[name].dtype, name
-                        assert torch.equal(value.cpu(), whole[name]), (stage, owners, name)
-                    assert (stream.tensors, stream.changed) == (len(whole), len(whole))
-            train(engine, 1)  # nothing stayed gathered
-
-    with_group(check)
+    with_process_group()
+    for stage in STAGES:
+        engine = start(stage)
+        train(engine, 2)
+        whole = engine.full_state_dict(rank0_only=False)
+        del whole["head.weight"]  # tied
+        gathers = count_gathers(engine)
+        for owners in ("rank0", "all"):
+            for nbytes in (1, SMALL, 1 << 30):
+                gathers[:] = [0] * len(gathers)
+                stream = engine.stream_parameters(bucket_bytes=nbytes, owners=owners)
+                found = everybodys(values_in(stream))
+                assert gathers == [int(stage == 3)] * len(gathers)
+                assert found.keys() == whole.keys()
+                for name, value in found.items():
+                    assert value.dtype == whole[name].dtype, name
+                    assert torch.equal(value.cpu(), whole[name]), (stage, owners, name)
+                assert (stream.tensors, stream.changed) == (len(whole), len(whole))
+        train(engine, 1)  # nothing stayed gathered
 
 
 def case_ranks_have_the_same_turns_and_about_equal_buckets() -> None:
@@ -106,10 +94,6 @@ def case_ranks_have_the_same_turns_and_about_equal_buckets() -> None:
                 assert [each.offset % 16 for each in tensors] == [0] * len(tensors)
     tensors = [t for b in engine.stream_parameters() for t in b.tensors]
     assert [t.tied for t in tensors if t.name == "embedding.weight"] == [("head.weight",)]
-    names = [t.name for t in tensors]
-    for stage in (0, 1, 2):
-        engine = start(stage)
-        assert {t.name for b in engine.stream_parameters() for t in b.tensors} == set(names)
 
 
 def case_two_buckets_are_in_memory_at_most() -> None:
@@ -125,27 +109,24 @@ def case_two_buckets_are_in_memory_at_most() -> None:
 
 
 def case_the_program_communicates_between_two_buckets() -> None:
-    def check() -> None:
-        for stage in (1, 3):
-            engine = start(stage)
-            expected = engine.full_state_dict(rank0_only=False)
-            assert expected is not None
-            found: dict[str, torch.Tensor] = {}
-            for bucket in engine.stream_parameters(bucket_bytes=SMALL, dtype=torch.float32):
-                last = bucket.tensors[-1]
-                data = bucket.data
-                if data is None:
-                    data = torch.empty(
-                        -(-(last.offset + last.nbytes) // 16) * 16, dtype=torch.uint8
-                    )
-                data = data.cpu()
-                dist.broadcast(data, bucket.owner)
-                received = ParameterBucket(bucket.owner, bucket.tensors, data)
-                found |= dict(received.items())
-            for name, value in found.items():
-                assert torch.equal(value, expected[name].to(value.dtype)), name
+    with_process_group()
+    for stage in (1, 3):
+        engine = start(stage)
+        expected = engine.full_state_dict(rank0_only=False)
+        found: dict[str, torch.Tensor] = {}
+        for bucket in engine.stream_parameters(bucket_bytes=SMALL, dtype=torch.float32):
+            last = bucket.tensors[-1]
+            empty = torch.empty(-(-(last.offset + last.nbytes) // 16) * 16, dtype=torch.uint8)
+            data = empty if bucket.data is None else bucket.data.cpu()
+            dist.broadcast(data, bucket.owner)
+            received = ParameterBucket(bucket.owner, bucket.tensors, data)
+            found |= dict(received.items())
+        for name, value in found.items():
+            assert torch.equal(value, expected[name].to(value.dtype)), name
 
-    with_group(check)
+
+def names_in(buckets: Iterator[ParameterBucket]) -> set[str]:
+    return {tensor.name for bucket in buckets for tensor in bucket.tensors}
 
 
 def case_only_what_changed_since_a_step(folder: Path) -> None:
@@ -153,41 +134,34 @@ def case_only_what_changed_since_a_step(folder: Path) -> None:
         model = make(Buffered)
         model.blocks[0].requires_grad_(False)
         engine, *_ = initialize(model, adamw(model), config=config(stage, **BF16))
+        buffers = {"seen", "signs"}
         frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
         train(engine, 1)
         engine.optimizer.param_groups[0]["lr"] = 0.1
         # The first stream that is asked to know has nothing to compare with.
         first = engine.stream_parameters(changed_since=0)
-        all_names = {t.name for b in first for t in b.tensors}
+        all_names = names_in(first)
         assert first.changed == first.tensors == len(all_names)
         same = engine.stream_parameters(changed_since=1)
         assert [*same] == []
         assert (same.tensors, same.changed) == (len(all_names), 0)
         train(engine, 1)
-        later = engine.stream_parameters(changed_since=1)
-        assert {t.name for b in later for t in b.tensors} == all_names - frozen - {"seen", "signs"}
-        assert later.changed == len(all_names) - len(frozen) - 2
-        model.seen[0] = 7
-        more = engine.stream_parameters(changed_since=2)
-        assert [t.name for b in more for t in b.tensors] == ["seen"]
-        model.signs.neg_()
-        more = engine.stream_parameters(changed_since=2)
-        assert [t.name for b in more for t in b.tensors] == ["signs"]
+        assert names_in(engine.stream_parameters(changed_since=1)) == all_names - frozen - buffers
+        for name in buffers:
+            model.get_buffer(name)[0] += 7
+            assert names_in(engine.stream_parameters(changed_since=2)) == {name}
         # Of the steps before, one that was not streamed to the end is not known.
         train(engine, 1)
         next(engine.stream_parameters(changed_since=2)).items()
-        assert engine.stream_parameters(changed_since=3)._since == 3
-        given = {t.name for b in engine.stream_parameters(changed_since=3) for t in b.tensors}
-        assert given == all_names
+        assert names_in(engine.stream_parameters(changed_since=3)) == all_names
         # Loads may go back to a step that had other values.
         engine.save_checkpoint(folder / str(stage))
         assert [*engine.stream_parameters(changed_since=3)] == []
         engine.load_checkpoint(folder / str(stage))
-        given = {t.name for b in engine.stream_parameters(changed_since=3) for t in b.tensors}
-        assert given == all_names
+        assert names_in(engine.stream_parameters(changed_since=3)) == all_names
         # Another dtype has other bits.
         stream = engine.stream_parameters(changed_since=3, dtype=torch.float16)
-        assert {t.name for b in stream for t in b.tensors} == all_names - {"seen", "signs"}
+        assert names_in(stream) == all_names - buffers
 
 
 def case_what_ends_a_stream_early() -> None:
@@ -229,16 +203,12 @@ def case_arguments_that_are_wrong_or_differ() -> None:
     engine = start(3)
     for arguments in (
         {"bucket_bytes": 0},
-        {"bucket_bytes": -1},
         {"bucket_bytes": 1e6},
-        {"bucket_bytes": True},
         {"owners": "rank1"},
-        {"owners": None},
         {"dtype": torch.int8},
         {"dtype": "bf16"},
         {"changed_since": -1},
         {"changed_since": 1},
-        {"changed_since": 0.0},
         {"merge_adapters": "yes"},
     ):
         (name, value), *_ = arguments.items()
@@ -267,7 +237,10 @@ def case_adapters_are_within_the_weights() -> None:
             found = values_in(engine.stream_parameters(merge_adapters=True, owners="rank0"))
             after = engine.full_state_dict(rank0_only=False)
             assert all(torch.equal(value, after[name]) for name, value in before.items())
-            assert not any(layer.merged for layer in model.modules() if hasattr(layer, "merged"))
+            if stage < 3:
+                model.merge_adapter()
+                text = "has merged adapters already"
+                refuses(text, engine.stream_parameters, merge_adapters=True)
             engine.destroy()
             plain = peft.get_peft_model(Layers(), lora)
             plain.load_state_dict(before)
@@ -291,15 +264,6 @@ class Layers(nn.Module):
         return self.head(self.second(self.first(x)))
 
 
-def case_adapters_that_are_merged_already_are_an_error() -> None:
-    lora = peft.LoraConfig(r=4, target_modules=["first"])
-    model = peft.get_peft_model(Layers(), lora)
-    engine, *_ = initialize(model, adamw(model), config=config(2))
-    model.merge_adapter()
-    refuses("has merged adapters already", engine.stream_parameters, merge_adapters=True)
-    model.unmerge_adapter()
-
-
 def case_the_recipe_for_vllm_gives_what_its_interface_asks_for() -> None:
     """vLLM's WeightSource is a stand-in: names, owners, and pairs in the order of the metadata."""
     base = types.ModuleType("vllm.distributed.weight_transfer.base")
@@ -315,15 +279,13 @@ def case_the_recipe_for_vllm_gives_what_its_interface_asks_for() -> None:
     for stage in STAGES:
         engine = start(stage)
         source = policy(engine)
-        train(engine, 1)
-        whole = engine.full_state_dict(rank0_only=False)
         for _ in range(2):
+            train(engine, 1)
+            whole = engine.full_state_dict(rank0_only=False)
             given = {name: value.clone() for name, value in source.iter_full()}
             owned = [meta for meta in source.metadata if RANK in meta.owners]
             assert list(given) == [meta.name for meta in owned]
             for meta in owned:
                 assert (meta.dtype, meta.shape) == (given[meta.name].dtype, given[meta.name].shape)
                 assert torch.equal(given[meta.name], whole[meta.name].to(meta.dtype))
-            train(engine, 1)
-            whole = engine.full_state_dict(rank0_only=False)
         assert len(source.metadata) == len({meta.name for meta in source.metadata}) > 4

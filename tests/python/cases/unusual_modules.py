@@ -3,12 +3,14 @@
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import zerorun
-from tied_model import VOCABULARY
+from tied_model import VOCABULARY, Block
 from torch import nn
 
 from cases.models import *
@@ -25,42 +27,33 @@ def check(kind: type[nn.Module], steps: int = 5) -> None:
     assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
-class Giver(nn.Module):
-    """Hands out its weight: as it is, as a view, or within an object."""
+# A weight that a module hands out beside what it computes, and what becomes of both.
+Way = tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]
+WAYS: dict[str, Way] = {
+    "as it is": (lambda x, weight: weight, lambda x, given: (x, given)),
+    "a view": (lambda x, weight: weight.view(-1).view(VOCABULARY, WIDTH), lambda *both: both),
+    "in a list": (
+        lambda x, weight: [{"weight": weight.t()}, x],
+        lambda _, given: (given[1], given[0]["weight"].t()),
+    ),
+    "in an object": (
+        lambda x, weight: SimpleNamespace(parts={"x": x}, weight=weight.t()),
+        lambda _, given: (given.parts["x"], given.weight.t()),
+    ),
+}
 
-    def __init__(self, how: str) -> None:
+
+class Giver(nn.Module):
+    def __init__(self, way: str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH) * 0.1)
-        self.how = how
+        self.give, self.take = WAYS[way]
 
     def forward(self, x: torch.Tensor) -> Any:
-        if self.how == "parameter":
-            return self.weight
-        if self.how == "view":
-            return self.weight.view(-1).view(VOCABULARY, WIDTH)
-        if self.how == "transposed in a list":
-            return [{"weight": self.weight.t()}, x]
-        return Result(x, self.weight.t())
-
-
-class Result:
-    """Neither a container nor a dataclass."""
-
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor) -> None:
-        self.parts = {"x": x}
-        self.weight = weight
-
-
-class Slotted:
-    __slots__ = ("hidden",)
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.hidden = hidden
+        return self.give(x, self.weight)
 
 
 class Taker(nn.Module):
-    """Uses a weight that is handed out to it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(WIDTH, WIDTH)
@@ -70,49 +63,30 @@ class Taker(nn.Module):
 
 
 class Handing(nn.Module):
-    def __init__(self, how: str) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.giver = Giver(how)
+        self.giver = Giver(way)
         self.taker = Taker()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
-        given = self.giver(x)
-        if isinstance(given, list):
-            return self.taker(given[1], given[0]["weight"].t())
-        if isinstance(given, Result):
-            return self.taker(given.parts["x"], given.weight.t())
-        return self.taker(x, given)
-
-
-HOW = ("parameter", "view", "transposed in a list", "object")
+        return self.taker(*self.giver.take(x, self.giver(x)))
 
 
 def case_a_module_returns_its_parameter_or_a_view_of_it() -> None:
-    for how in HOW:
-        check(functools.partial(Handing, how))
-
-
-class Chain(nn.Sequential):
-    """No module of the program's own is around the one that hands out a view."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Embedding(VOCABULARY, WIDTH), Giver("view"))
+    for way in WAYS:
+        check(functools.partial(Handing, way))
 
 
 def case_what_a_model_returns_of_its_parameters_stays() -> None:
-    for how in HOW:
-        torch.manual_seed(0)
-        giver = Giver(how)
+    for way in WAYS:
+        giver = make(functools.partial(Giver, way))
         before = giver.weight.detach().clone()
         engine, *_ = initialize(giver, adamw(giver), config=bare_config())
-        engine(torch.ones(1, 1))
-        given = engine(torch.ones(1, 1))
-        if isinstance(given, list):
-            given = given[0]["weight"].t()
-        elif isinstance(given, Result):
-            given = given.weight.t()
+        x = torch.ones(1, 1)
+        engine(x)
+        _, given = giver.take(x, engine(x))
         assert torch.equal(given.detach().cpu(), before)
         engine.backward((given * given).sum())
         engine.step()
@@ -125,34 +99,39 @@ def case_what_a_model_returns_of_its_parameters_stays() -> None:
         torch.testing.assert_close(value.cpu(), plain.detach())
 
 
-class HiddenResult(nn.Module):
-    """Its block's results are in objects of several kinds."""
+class Slotted:
+    __slots__ = ("hidden",)
 
-    kinds = (Slotted, lambda x: [Slotted(x)], lambda x: lambda: x)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Wrapping(kind) for kind in self.kinds)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            result = layer(x)
-            result = result[0] if isinstance(result, list) else result
-            x = result.hidden if isinstance(result, Slotted) else result()
-        return self.head(x)
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden
 
 
-class Wrapping(nn.Module):
-    def __init__(self, wrap: Any) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 128), nn.Linear(128, WIDTH)
+KINDS: tuple[tuple[Callable[[Any], Any], Callable[[Any], torch.Tensor]], ...] = (
+    (Slotted, lambda result: result.hidden),
+    (lambda x: [Slotted(x)], lambda result: result[0].hidden),
+    (lambda x: lambda: x, lambda result: result()),
+)
+
+
+class Wrapping(Block):
+    def __init__(self, wrap: Callable[[Any], Any]) -> None:
+        super().__init__(WIDTH)
         self.wrap = wrap
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.wrap(x + self.down(torch.tanh(self.up(x))))
+        return self.wrap(super().forward(x))
+
+
+class HiddenResult(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Wrapping(wrap) for wrap, _ in KINDS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block, (_, unwrap) in zip(self.blocks, KINDS, strict=True):
+            x = unwrap(block(x))
+        return self.head(x)
 
 
 def case_results_may_be_any_objects() -> None:
@@ -191,26 +170,18 @@ def case_arguments_may_be_any_dataclasses() -> None:
         assert torch.equal(engine(each), expected)
 
 
-class Conv1D(nn.Module):
+class Conv1D(nn.Sequential):
     """Shares the name and an attribute of transformers' class, which has a weight of its own."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.nf = WIDTH
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
+    nf = WIDTH
 
 
 def case_another_class_may_be_named_conv1d() -> None:
-    model, engine = started(bare_config(), Conv1D)
+    model, engine = started(bare_config(), lambda: Conv1D(nn.Linear(WIDTH, WIDTH)))
     assert model(torch.ones(2, WIDTH, device=engine.device)).shape == (2, WIDTH)
 
 
 class Critic(nn.Module):
-    """As WGAN-GP has them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
@@ -239,34 +210,16 @@ def case_a_gradient_of_gradients() -> None:
         assert all(parameter.numel() == 0 for parameter in engine.parameters())
         return _penalized(engine, part_of(data_of(step)).to(engine.device))
 
-    expected, plain = reference(
-        kind=Critic, steps=5, loss_at=lambda model, step: _penalized(model, data_of(step))
-    )
+    def whole(model: nn.Module, step: int) -> torch.Tensor:
+        return _penalized(model, data_of(step))
+
+    expected, plain = reference(kind=Critic, steps=5, loss_at=whole)
     model, engine = started(bare_config(), Critic)
     assert_close(train(engine, 5, loss_at=own), expected)
     assert_values(model, plain)
 
 
-def case_hessian_vector_products() -> None:
-    """Of the parameters' gradients, twice, without a step."""
-    plain = make(Critic)
-    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
-
-    def product(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-        x = x.detach().requires_grad_()
-        out = (model(x) ** 2).mean()
-        (slope,) = torch.autograd.grad(out, x, create_graph=True)
-        return [out.detach(), *torch.autograd.grad((slope**2).sum(), x)]
-
-    _, engine = started(bare_config(), Critic)
-    for _ in range(2):
-        for found, expected in zip(product(engine, x), product(plain, x), strict=True):
-            torch.testing.assert_close(found.cpu(), expected)
-
-
 class Mixture(nn.Module):
-    """A mixture of experts: each token goes to one of them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(WIDTH, 4, bias=False)
@@ -286,18 +239,10 @@ class Mixture(nn.Module):
         return x + out
 
 
-class Mixed(nn.Module):
+class Mixed(Model):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), Mixture()) for _ in range(2))
-        self.head = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), Mixture()) for _ in range(2))
 
 
 def case_a_leaf_module_is_gathered_as_a_whole() -> None:
@@ -306,27 +251,26 @@ def case_a_leaf_module_is_gathered_as_a_whole() -> None:
         ({}, False),
         ({"classes": ["Mixture"]}, True),
         ({"classes": [f"{Mixture.__module__}.Mixture"]}, True),
-        ({"classes": [], "names": ["layers.0.1", "layers.1.1"]}, True),
+        ({"classes": [], "names": ["blocks.0.1", "blocks.1.1"]}, True),
         ({"name_suffixes": [".1"]}, True),
     ):
         settings = bare_config()
         settings["zero_optimization"]["leaf_module"] = given
         model, engine = started(settings, Mixed)
         names = {unit.name for unit in engine._layout.units}
-        assert ("layers.0.1.experts.2" in names) != is_whole
-        assert ("layers.0.1" in names) == is_whole
+        assert ("blocks.0.1.experts.2" in names) != is_whole
+        assert ("blocks.0.1" in names) == is_whole
         assert_close(train(engine, 3), expected)
-        assert all(all(layer[1].full) == is_whole for layer in model.layers)
+        assert all(all(block[1].full) == is_whole for block in model.blocks)
 
 
 def case_leaf_modules_that_are_not_there() -> None:
     model = make(Mixed)
     for key, name in (("names", "layers.7"), ("name_suffixes", "block_sparse")):
         settings = bare_config()
-        settings["zero_optimization"]["leaf_module"] = {key: ["layers.0.1", name][-1:]}
+        settings["zero_optimization"]["leaf_module"] = {key: [name]}
         text = f"/zero_optimization/leaf_module/{key}: the model has no module for {name}"
         refuses(text, initialize, model, adamw(model), config=settings)
-    assert model.head.weight.numel() > 0
 
 
 class Coder(nn.Module):

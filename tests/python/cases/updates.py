@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-import io
+import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,12 @@ def late_gathers(overlap: bool) -> Iterator[None]:
 def made(
     stage: int, kind: type[nn.Module], overlap: bool, *, offload: bool = False, **keys: object
 ) -> Any:
-    model = make(kind)
     zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 2000}
-    if offload:
-        zero["offload_optimizer"] = {"device": "cpu"}
+    zero |= {"offload_optimizer": {"device": "cpu"}} if offload else {}
     own = {"comm_timeout": 30, "overlap_param_gather": overlap}
-    optimizer = keys.pop("optimizer", adamw)(model)
+    optimizer = keys.pop("optimizer", adamw)
     settings = config(stage, zero_optimization=zero, zerorun=own, **keys)
-    return initialize(model, optimizer, config=settings)[0]
+    return started(settings, kind, optimizer=optimizer)[1]
 
 
 def trained(
@@ -73,17 +71,16 @@ def trained(
 ) -> tuple[list[float], int]:
     engine = made(stage, kind, overlap, **keys)
     with late_gathers(overlap):
-        losses = train(engine, 3 * engine.batch.accumulation_steps)
-        hashed = engine._core.parameter_hash()
+        result = train(engine, 3 * engine.batch.accumulation_steps), engine._core.parameter_hash()
         engine.destroy()
-    return losses, hashed
+    return result
 
 
 def case_no_bit_changes() -> None:
     runs: list[tuple[type[nn.Module], dict[str, Any]]] = [
         (Model, {}),
         (Model, {"gradient_accumulation_steps": 2}),
-        (Model, {"bf16": {"enabled": True}}),
+        (Model, BF16),
         (Model, {"optimizer": sgd}),
         (Reentrant, {}),
         (Unusual, {}),
@@ -95,8 +92,6 @@ def case_no_bit_changes() -> None:
 
 
 class Normed(Model):
-    """Weights that are computed from others."""
-
     def __init__(self) -> None:
         super().__init__()
         for block in self.blocks:
@@ -147,7 +142,6 @@ def read_masters(engine: Any, _folder: Path) -> Any:
 
 
 def case_what_a_program_does_between_steps_finds_updated_values(folder: Path) -> None:
-    bf16 = {"bf16": {"enabled": True}}
     overflows = {"fp16": {"enabled": True, "initial_scale_power": 24}}
     runs: list[tuple[Any, type[nn.Module], dict[str, Any]]] = [
         (call_a_part, Model, {}),
@@ -155,8 +149,8 @@ def case_what_a_program_does_between_steps_finds_updated_values(folder: Path) ->
         (evaluate, Normed, {}),
         (evaluate, Model, overflows),
         (fail_once, Model, {}),
-        (read_masters, Model, bf16),
-        (save_and_load, Model, bf16),
+        (read_masters, Model, BF16),
+        (save_and_load, Model, BF16),
         (two_forwards, Model, {}),
     ]
     for stage, offload in ((1, False), (2, True)):
@@ -211,12 +205,6 @@ def case_a_forward_waits_for_a_module_when_it_comes_to_it_and_once() -> None:
 
 
 def case_a_look_through_a_module_sees_updated_values() -> None:
-    def saved(model: nn.Module) -> dict[str, torch.Tensor]:
-        file = io.BytesIO()
-        torch.save(model.state_dict(), file)
-        file.seek(0)
-        return torch.load(file)
-
     def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
         with zerorun.zero.GatheredParameters(kept):
             return {name: p.clone() for name, p in zip(names, kept, strict=True)}
@@ -225,9 +213,13 @@ def case_a_look_through_a_module_sees_updated_values() -> None:
         lambda model: {k: v.clone() for k, v in model.state_dict().items()},
         lambda model: {k: v.detach().clone() for k, v in model.named_parameters()},
         lambda model: dict(copy.deepcopy(model).named_parameters()),
-        lambda model: {k: getattr_of(model, k).detach().clone() for k in names},
-        lambda model: {k: dict(owner_of(model, k)._parameters)[last(k)].clone() for k in names},
-        saved,
+        lambda model: {k: operator.attrgetter(k)(model).detach().clone() for k in names},
+        lambda model: {
+            f"{path}.{key}": p.clone()
+            for path, module in model.named_modules()
+            for key, p in dict(module._parameters).items()
+            if p is not None
+        },
         gathered,
     ]
     for stage in STAGES:
@@ -244,18 +236,6 @@ def case_a_look_through_a_module_sees_updated_values() -> None:
             assert found[0] == found[1]
 
 
-def last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def owner_of(model: nn.Module, name: str) -> nn.Module:
-    return model.get_submodule(name.rpartition(".")[0])
-
-
-def getattr_of(model: nn.Module, name: str) -> torch.Tensor:
-    return getattr(owner_of(model, name), last(name))
-
-
 def case_a_model_outlives_its_engine() -> None:
     for stage in STAGES:
         results = []
@@ -270,9 +250,3 @@ def case_a_model_outlives_its_engine() -> None:
             assert {type(module._parameters) for module in model.modules()} == {dict}
             assert not any(module._forward_pre_hooks for module in model.modules())
         assert results[0] == results[1]
-
-
-def case_stages_without_such_gathers_are_as_they_were() -> None:
-    for stage in (0, 3):
-        engine = made(stage, Model, True)
-        assert engine._shards.updates is None
