@@ -57,22 +57,6 @@ TEST(LrSchedule, ACosineDoesNotRiseAgainAfterItsEnd) {
   for (const int64_t step : {10, 15, 1'000'000'000}) EXPECT_EQ(cosine->values(step, 0).lr, 2.0);
 }
 
-// Rounding that puts a height just below a stair would take it for the next lower one.
-TEST(LrSchedule, StairsBeginAtWholeSteps) {
-  const Json params{{"cycle_min_lr", 0.0},          {"cycle_max_lr", 77.0},
-                    {"cycle_first_step_size", 700}, {"cycle_second_step_size", 1100},
-                    {"cycle_first_stair_count", 7}, {"cycle_second_stair_count", 11}};
-  const auto schedule = make({{"type", "OneCycle"}, {"params", params}}, {1.0});
-  for (int stair = 1; stair <= 7; ++stair) {
-    EXPECT_DOUBLE_EQ(schedule->values(100 * stair, 0).lr, 11 * stair);
-    EXPECT_DOUBLE_EQ(schedule->values(100 * stair - 1, 0).lr, 11 * (stair - 1));
-  }
-  for (int stair = 1; stair <= 10; ++stair) {
-    EXPECT_DOUBLE_EQ(schedule->values(1800 - 100 * stair, 0).lr, 7 * stair);
-    EXPECT_DOUBLE_EQ(schedule->values(1800 - 100 * stair + 1, 0).lr, 7 * (stair - 1));
-  }
-}
-
 TEST(LrSchedule, WithoutATypeGroupsKeepTheirRates) {
   const auto schedule = make_lr_schedule(SchedulerConfig{}, {0.5, 0.25});
   for (const int64_t step : {0, 1, 10'000}) {
