@@ -53,6 +53,10 @@ TEST(OptimizerScalars, AGroupOverridesTheConfiguration) {
   EXPECT_EQ(plain.weight_decay, 0.75F);
   EXPECT_EQ(plain.beta1, 0.9);
   EXPECT_EQ(plain.eps, 1e-8F);
+  EXPECT_EQ(plain.grad_scale, 0.5F);
+  const UpdateScalars uncorrected = Optimizer({.bias_correction = false}, {}).scalars(3, 1.0F, {});
+  EXPECT_EQ(uncorrected.bias_correction1, 1.0F);
+  EXPECT_EQ(uncorrected.bias_correction2, 1.0F);
   const UpdateScalars changed = adam.scalars(3, 0.5F, {.beta1 = 0.5, .beta2 = 0.25, .eps = 0.125F});
   EXPECT_EQ(changed.beta1, 0.5);
   EXPECT_EQ(changed.beta2, 0.25);

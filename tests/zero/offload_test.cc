@@ -19,31 +19,6 @@ TEST(Offload, RatioIsThePartOfTheElements) {
   }
 }
 
-// Muon's directions of a bucket are on the device until the host has fetched its part; those of the
-// next, larger bucket must not overwrite them before.
-TEST(Offload, DirectionsStayUntilTheHostHasReadThem) {
-  const auto train = [](const Config& config) {
-    std::vector<ParameterSpec> specs = {{"large", {64, 64}, "large"}, {"small", {32, 32}, "small"}};
-    for (ParameterSpec& spec : specs) spec.use_muon = true;
-    return hash_after({config, 1, {}, specs}, [](Engine& engine, Communicator&) {
-      for (int64_t step = 0; step < 20; ++step) {
-        write_gradients(engine,
-                        [&](ParameterId id, int64_t i) { return ToyModel::initial(id, i + step); });
-        engine.end_micro_step();
-        engine.step();
-      }
-    });
-  };
-  Config config = base_config(3, DType::fp32);
-  config.optimizer.type = "Muon";
-  config.zero.param_persistence_threshold = 0;
-  config.zero.overlap_comm = true;
-  const uint64_t expected = train(config);
-  Config other = offloaded(config, 0.3);
-  other.offload.sub_group_size = 256;
-  for (int run = 0; run < 5; ++run) EXPECT_EQ(train(other), expected);
-}
-
 // Copies may still run when an engine ends in the middle of a batch, or with an error.
 TEST(Offload, AnEngineMayEndBetweenBackwardAndStep) {
   constexpr int64_t kNumel = int64_t{1} << 22;
