@@ -7,14 +7,12 @@ set(slow
   Rules/GroupMixTest*_16_bit_* Rules/GroupMixTest*/SGD* Rules/GroupMixTest*/Adagrad
   Rules/GroupMixTest*/Lion
   Rules/EveryOptimizer* Golden* Stages/CudaSteadyStateTest*
-  TrainingTest.EveryStageFollowsTheCpu Stages/CudaOffloadTest*/[0-1]
+  TrainingTest.EveryStageFollowsTheCpu
   Rules/StepLaunchesTest* LaunchesTest* Cost.ModelStates* Cost.CollectivesPerStep* CostOfMuon*
   KeptMemoryTest.LeavesWhat* QuantizedTrafficTest.TrainingStaysClose*
   Stages/GradientBatchTest.RoundsOfOneMicroStep*/[0-2]
   # Of engines on GPUs, the one with a part of all it has on the host has the others' streams.
   Stages/HostAheadTest*/[0-4] Stages/HostAheadTest*/[6-8]
-  # Waits of seconds, of which other tests have shorter ones.
-  Straggler.EnginesWait*
   # Arithmetic of a hundred thousand elements, and again on streams with delays.
   */UpdateConformance.DoesNotDependOnCutsOrThreads/* */UpdateConformance.HundredsOfSegments*
   Devices/*Conformance.*/cuda_with_delays
@@ -36,12 +34,10 @@ if(ZERORUN_SANITIZE STREQUAL "thread")
   list(APPEND slow
     # Settings of which another one has all streams: the same with a part on the host.
     Settings/StreamOrderTest*/1 Settings/StreamOrderTest*/3 Settings/StreamOrderTest*/5
-    Settings/StreamOrderTest*/9 Stages/CudaOffloadTest* Stages/CudaOffloadParamTest*
+    Settings/StreamOrderTest*/9
     # Bits of the same threads' work, which StreamOrderTest compares with delays between them.
-    Offload.GivesTheSameBits* Trajectory.IsBitEqual* ShardGroupTest.EveryStage*
     HpzTest.SharesAHost* QuantizedUpdateTest.MastersMay*
     # Arithmetic of one thread.
-    Layout.ShardsCover*
     */UpdateConformance* */ElementwiseConformance* */NormConformance* */QuantizeConformance*
     */ReduceTest*
     ReduceKernelsTest*
@@ -55,8 +51,7 @@ if(ZERORUN_SANITIZE STREQUAL "thread")
     Settings/EngineFailureTest* Transports/CommunicatorFailureTest*
     # Of optimizers, the one that goes over the states twice stays at stage 2; all are at stage 3.
     Stages/DecidedStepTest*/stage1_* Stages/DecidedStepTest*/stage2_AdamW*
-    Stages/DecidedStepTest*/stage2_Lamb*
-    Stages/CudaEngineTest*/[0-2] CudaGroupsTest*)
+    Stages/DecidedStepTest*/stage2_Lamb* CudaEngineTest*)
 endif()
 # GoogleTest has no ranges: one pattern for each number.
 set(slow_under_sanitizers "")

@@ -17,29 +17,17 @@ TEST(ClipFactor, MatchesTorch) {
   }
 }
 
-TEST(ClipFactor, IsOneWhenOffOrSmallEnough) {
+TEST(ClipFactor, IsOneWhereNothingIsClippedAndKeepsInfinityAndNanVisible) {
   EXPECT_EQ(clip_factor(1e30, 0.0), 1.0);
   EXPECT_EQ(clip_factor(0.0, 1.0), 1.0);
   EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
+  EXPECT_EQ(clip_factor(INFINITY, 1.0), 0.0);
+  EXPECT_TRUE(std::isnan(clip_factor(NAN, 1.0)));
 }
 
-TEST(ClipFactor, NeverExceedsOneAndNeverRaisesTheNorm) {
-  for (double norm = 1e-9; norm < 1e9; norm *= 3) {
-    const double factor = clip_factor(norm, 2.0);
-    EXPECT_GT(factor, 0.0);
-    EXPECT_LE(factor, 1.0);
-    EXPECT_LE(norm * factor, 2.0);
-  }
-}
-
-TEST(ClipFactor, KeepsInfinityAndNanVisible) {
-  EXPECT_EQ(clip_factor(std::numeric_limits<double>::infinity(), 1.0), 0.0);
-  EXPECT_TRUE(std::isnan(clip_factor(std::numeric_limits<double>::quiet_NaN(), 1.0)));
-}
-
-Config config_of(DType dtype) {
+Config scaling_config() {
   Config config;
-  config.precision.param_dtype = dtype;
+  config.precision.param_dtype = DType::fp16;
   config.precision.loss_scaler = {
       .initial_scale_power = 3, .window = 1, .hysteresis = 1, .min_scale = 4};
   config.gradient_clipping = 2.0;
@@ -47,7 +35,7 @@ Config config_of(DType dtype) {
 }
 
 TEST(StepDecision, ScalesByAverageLossScaleAndClippingInOneFactor) {
-  StepDecider decider(config_of(DType::fp16), 2.0);
+  StepDecider decider(scaling_config(), 2.0);
   decider.average_over(2);
   EXPECT_EQ(decider.loss_scale(), 8.0);
   EXPECT_EQ(decider.average(), 0.25 / 8);
@@ -59,7 +47,7 @@ TEST(StepDecision, ScalesByAverageLossScaleAndClippingInOneFactor) {
 }
 
 TEST(StepDecision, AnOverflowSkipsTheStepAndHalvesTheScaleDownToTheMinimum) {
-  StepDecider decider(config_of(DType::fp16), 1.0);
+  StepDecider decider(scaling_config(), 1.0);
   EXPECT_FALSE(decider.next_overflow_is_fatal());
   const StepDecision decision = decider.decide(0.25, false);  // of the elements that are finite
   EXPECT_FALSE(decision.applied);
@@ -68,30 +56,8 @@ TEST(StepDecision, AnOverflowSkipsTheStepAndHalvesTheScaleDownToTheMinimum) {
   EXPECT_TRUE(decider.next_overflow_is_fatal());
   decider.decide(1.0, false);
   EXPECT_EQ(decider.loss_scale(), 4.0);
-}
-
-TEST(StepDecision, WithoutTheCheckBf16AppliesWhatIsNotFinite) {
-  for (const DType dtype : {DType::fp32, DType::bf16}) {
-    for (const bool check : {false, true}) {
-      Config config = config_of(dtype);
-      config.precision.check_grad_overflow = check;
-      StepDecider decider(config, 1.0);
-      EXPECT_EQ(decider.loss_scale(), 1.0);
-      EXPECT_FALSE(decider.scaler_state());
-      EXPECT_EQ(decider.decide(1.0, false).applied, dtype == DType::bf16 && !check);
-      EXPECT_FALSE(decider.next_overflow_is_fatal());
-    }
-  }
-}
-
-TEST(StepDecision, ContinuesFromASavedScale) {
-  StepDecider first(config_of(DType::fp16), 1.0);
-  first.decide(1.0, false);
-  StepDecider second(config_of(DType::fp16), 1.0);
-  second.load_scaler_state(first.scaler_state());
-  EXPECT_EQ(second.loss_scale(), 4.0);
-  second.load_scaler_state(std::nullopt);
-  EXPECT_EQ(second.loss_scale(), 4.0);
+  decider.load_scaler_state(std::nullopt);  // of a checkpoint without a scale
+  EXPECT_EQ(decider.loss_scale(), 4.0);
 }
 
 }  // namespace

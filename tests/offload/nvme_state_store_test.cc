@@ -10,8 +10,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-enum class Io { best, threads };
-
 constexpr size_t kAll = SIZE_MAX;  // tensors have changed
 
 // Changes one bit of the file behind the store's back, without O_DIRECT, which asks for whole
@@ -43,15 +41,15 @@ class WatchedIo final : public BlockIo {
   const After after_;
 };
 
-std::vector<StateLayout> some_chunks(int count = 7) {
+std::vector<StateLayout> some_chunks() {
   std::vector<StateLayout> chunks;
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < 7; ++i) {
     chunks.push_back({1000 + 777 * i, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
   }
   return chunks;
 }
 
-class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
+class NvmeStateStoreTest : public ::testing::Test {
  protected:
   NvmeStateStoreTest() {
     options_.folder = test_paths::build();
@@ -62,11 +60,7 @@ class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
   std::unique_ptr<StateStore> make(const std::vector<StateLayout>& chunks,
                                    const BlockIoFactory& factory = {}) {
     arena_.emplace(*device_, nvme_staging_nbytes(chunks, options_.buffer_count));
-    BlockIoFactory make_io = factory;
-    if (!make_io && GetParam() == Io::threads) {
-      make_io = [](const OpenFile& file, auto) { return make_thread_io(file, 3); };
-    }
-    auto store = make_nvme_state_store(*device_, *arena_, chunks, options_, make_io);
+    auto store = make_nvme_state_store(*device_, *arena_, chunks, options_, factory);
     EXPECT_EQ(arena_->taken(), arena_->nbytes());
     return store;
   }
@@ -108,33 +102,7 @@ class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
   std::unique_ptr<Stream> stream_ = device_->make_stream("test");
 };
 
-TEST_P(NvmeStateStoreTest, ChunksComeBackAsTheyWereReleasedThroughFewerBuffers) {
-  const auto store = make(some_chunks());
-  for (int round = 0; round < 3; ++round) {
-    for (int chunk = 0; chunk < 7; ++chunk) {
-      write(*store, chunk, static_cast<float>(100000 * round + 10000 * chunk));
-    }
-    for (int chunk = 7; chunk-- > 0;) {
-      expect_content(*store, chunk, static_cast<float>(100000 * round + 10000 * chunk));
-    }
-  }
-}
-
-TEST_P(NvmeStateStoreTest, WhatWasNeverWrittenIsZero) {
-  const auto store = make(some_chunks());
-  const std::vector<TensorView> views = store->acquire(3, *stream_, Content::needed);
-  stream_->synchronize();
-  for (const TensorView& view : views) {
-    for (const float value : view.span<float>()) ASSERT_EQ(value, 0.0F);
-  }
-  views[0].as<float>()[5] = 7;
-  store->release(3, *stream_, 1);
-  EXPECT_EQ(store->stored(3)[0].as<float>()[5], 7.0F);
-  EXPECT_EQ(store->stored(3)[2].as<float>()[5], 0.0F);
-  EXPECT_EQ(store->stored(6)[2].as<float>()[5], 0.0F);
-}
-
-TEST_P(NvmeStateStoreTest, WhatIsWrittenAtRestIsReadOnceItIsAccepted) {
+TEST_F(NvmeStateStoreTest, WhatIsWrittenAtRestIsReadOnceItIsAccepted) {
   const auto store = make(some_chunks());
   write(*store, 2, 5.0F);
   const TensorView view = store->stored(2)[0];
@@ -148,7 +116,7 @@ TEST_P(NvmeStateStoreTest, WhatIsWrittenAtRestIsReadOnceItIsAccepted) {
   expect_content(*store, 2, 70.0F);
 }
 
-TEST_P(NvmeStateStoreTest, AChangeThatWasNotAcceptedIsAnError) {
+TEST_F(NvmeStateStoreTest, AChangeThatWasNotAcceptedIsAnError) {
   const auto store = make(some_chunks());
   write(*store, 2, 5.0F);
   store->stored(2)[0].as<float>()[0] = -1.0F;
@@ -156,14 +124,7 @@ TEST_P(NvmeStateStoreTest, AChangeThatWasNotAcceptedIsAnError) {
   EXPECT_THROW(stream_->synchronize(), IoError);
 }
 
-TEST_P(NvmeStateStoreTest, BytesAreCountedWhereTheyAre) {
-  const std::vector<StateLayout> chunks = {{1024, {{"master"}, {"exp_avg"}}}, {1, {{"master"}}}};
-  const auto store = make(chunks);
-  EXPECT_EQ(device_->memory_use(MemoryCategory::nvme).live_bytes, 2 * 4096 + 4096);
-  EXPECT_EQ(device_->memory_use(MemoryCategory::pinned).live_bytes, 3 * 2 * 4096);
-}
-
-TEST_P(NvmeStateStoreTest, LeavesNoFileBehindEvenWhileItRuns) {
+TEST_F(NvmeStateStoreTest, LeavesNoFileBehindEvenWhileItRuns) {
   const fs::path folder = fs::path(test_paths::build()) / fmt::format("nvme_{}", ::getpid());
   fs::create_directory(folder);
   options_.folder = folder;
@@ -174,7 +135,7 @@ TEST_P(NvmeStateStoreTest, LeavesNoFileBehindEvenWhileItRuns) {
   expect_content(*store, 0, 1.0F);
 }
 
-TEST_P(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
+TEST_F(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
   for (int at = 0; at < 20; ++at) {
     stream_ = device_->make_stream("test");  // a stream keeps its error
     int written = 0;
@@ -197,7 +158,7 @@ TEST_P(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
   }
 }
 
-TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
+TEST_F(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
   std::mt19937 random(7);
   for (int round = 0; round < 50; ++round) {
     const auto direction = random() % 2 == 0 ? Direction::read : Direction::write;
@@ -226,17 +187,7 @@ TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
   }
 }
 
-TEST_P(NvmeStateStoreTest, MoreThanTheDiskHasIsAnErrorBeforeTraining) {
-  const std::vector<StateLayout> chunks(
-      1 << 20, {int64_t{1} << 32, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
-  EXPECT_THAT(error_of<ConfigError>([&] {
-                PinnedArena none(*device_, 0);
-                make_nvme_state_store(*device_, none, chunks, options_);
-              }),
-              AllOf(HasSubstr("cannot reserve"), HasSubstr("iB are free")));
-}
-
-TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverStale) {
+TEST_F(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverStale) {
   std::atomic<int> reads = 0;
   const std::vector<StateLayout> chunks(4, {1000, {{"master", DType::fp32}}});
   const auto store = make_watched(chunks, [&](const OpenFile&, Direction direction, const Block&) {
@@ -262,23 +213,14 @@ TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverSta
   stream_->synchronize();
   EXPECT_EQ(changed.as<float>()[0], 7.0F);
   store->release(0, *stream_, 0);
-}
-
-TEST_P(NvmeStateStoreTest, OnlyWhatIsAskedForIsReadAndOnce) {
-  std::atomic<int> reads = 0;
-  const std::vector<StateLayout> chunks(4, {1000, {{"master", DType::fp32}}});
-  const auto store = make_watched(chunks, [&](const OpenFile&, Direction direction, const Block&) {
-    if (direction == Direction::read) ++reads;
-  });
-  for (int chunk = 0; chunk < 4; ++chunk) write(*store, chunk, 100.0F * static_cast<float>(chunk));
-  reads = 0;
+  reads = 0;  // at rest, what is asked for, and once
   EXPECT_EQ(store->stored(2)[0].as<float>()[1], 201.0F);
   store->accept_changes();
   EXPECT_EQ(store->stored(2)[0].as<float>()[2], 202.0F);
   EXPECT_EQ(reads, 1);
 }
 
-TEST_P(NvmeStateStoreTest, WhatWasAcceptedIsCheckedAsWhatWasReleased) {
+TEST_F(NvmeStateStoreTest, WhatWasAcceptedIsCheckedAsWhatWasReleased) {
   int fd = -1;
   const auto store = make_with_file(fd);
   write(*store, 0, 5.0F);
@@ -289,7 +231,7 @@ TEST_P(NvmeStateStoreTest, WhatWasAcceptedIsCheckedAsWhatWasReleased) {
   EXPECT_THROW(stream_->synchronize(), IoError);
 }
 
-TEST_P(NvmeStateStoreTest, WhatWasOnlyLookedAtBeforeAStepIsNotAcceptedAfterIt) {
+TEST_F(NvmeStateStoreTest, WhatWasOnlyLookedAtBeforeAStepIsNotAcceptedAfterIt) {
   int fd = -1;
   const auto store = make_with_file(fd);
   write(*store, 0, 5.0F);
@@ -302,11 +244,6 @@ TEST_P(NvmeStateStoreTest, WhatWasOnlyLookedAtBeforeAStepIsNotAcceptedAfterIt) {
   store->acquire(0, *stream_, Content::needed);
   EXPECT_THROW(stream_->synchronize(), IoError);
 }
-
-INSTANTIATE_TEST_SUITE_P(Ways, NvmeStateStoreTest, ::testing::Values(Io::best, Io::threads),
-                         [](const auto& way) {
-                           return way.param == Io::best ? "Best" : "Threads";
-                         });
 
 }  // namespace
 }  // namespace zerorun::testing

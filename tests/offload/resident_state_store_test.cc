@@ -26,65 +26,6 @@ class ResidentStateStoreTest : public ::testing::TestWithParam<Home> {
   std::unique_ptr<PinnedArena> arena_;
 };
 
-TEST_P(ResidentStateStoreTest, StatesOfANewChunkAreZero) {
-  const std::vector<StateSpec> specs = {{"master"}, {"exp_avg"}};
-  const std::array<int64_t, 2> numels = {1000, 1 << 20};
-  const auto store = make({{numels[0], specs}, {numels[1], specs}});
-  for (int chunk = 0; chunk < 2; ++chunk) {
-    const std::vector<TensorView> views = store->acquire(chunk, stream_, Content::needed);
-    ASSERT_EQ(views.size(), 2U);
-    for (const TensorView& view : views) {
-      EXPECT_EQ(view.numel, numels[static_cast<size_t>(chunk)]);
-      EXPECT_EQ(view.dtype, DType::fp32);
-      const auto values = view.span<float>();
-      EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](float x) { return x == 0.0F; }));
-    }
-    EXPECT_NE(views[0].data, views[1].data);
-  }
-}
-
-TEST_P(ResidentStateStoreTest, KeepsWhatWasWrittenAndShowsItAtRest) {
-  const auto store = make({{3, {{"exp_avg"}}}, {10, {{"exp_avg"}}}});
-  store->acquire(0, stream_, Content::needed)[0].as<float>()[2] = 5.0F;
-  store->release(0, stream_, SIZE_MAX);
-  store->acquire(1, stream_, Content::needed)[0].as<float>()[0] = 7.0F;
-  store->release(1, stream_, SIZE_MAX);
-  EXPECT_EQ(store->acquire(0, stream_, Content::needed)[0].as<float>()[2], 5.0F);
-  EXPECT_EQ(store->stored(1)[0].as<float>()[0], 7.0F);
-}
-
-TEST_P(ResidentStateStoreTest, StatesHaveTheDtypeAndLengthTheyAskFor) {
-  const auto store = make({{1000,
-                            {{"master", DType::bf16},
-                             {"exp_avg", DType::uint8},
-                             {"exp_avg_scale", DType::fp32, 256}}}});
-  const std::vector<TensorView> views = store->acquire(0, stream_, Content::needed);
-  EXPECT_EQ(views[0].dtype, DType::bf16);
-  EXPECT_EQ(views[1].dtype, DType::uint8);
-  EXPECT_EQ(views[1].numel, 1000);
-  EXPECT_EQ(views[2].numel, 4);
-  for (const std::byte byte : std::span(views[1].data, views[1].nbytes())) {
-    EXPECT_EQ(byte, std::byte{0});
-  }
-}
-
-TEST_P(ResidentStateStoreTest, ChunksMayBeEmpty) {
-  const auto store = make({{0, {{"exp_avg"}}}, {5, {}}});
-  EXPECT_TRUE(store->acquire(0, stream_, Content::needed)[0].empty());
-  EXPECT_TRUE(store->acquire(1, stream_, Content::needed).empty());
-}
-
-TEST_P(ResidentStateStoreTest, BytesAreCountedWhereTheyAre) {
-  const std::vector<StateLayout> chunks = {{1024, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}},
-                                           {16, {{"exp_avg"}, {"exp_avg_sq"}}}};
-  const auto store = make(chunks);
-  const bool on_device = GetParam() == Home::device;
-  const int64_t nbytes = 4 * (3 * 1024 + 2 * 16);
-  EXPECT_EQ(live(MemoryCategory::optimizer), on_device ? nbytes : 0);
-  EXPECT_EQ(live(MemoryCategory::pinned), on_device ? 0 : nbytes);
-  EXPECT_EQ(live(MemoryCategory::other), 0);
-}
-
 TEST_P(ResidentStateStoreTest, WhatIsOffloadedLeavesTheDeviceAndComesBackWithItsNextUse) {
   const auto store = make({{1024, {{"master"}, {"exp_avg"}}}, {0, {{"exp_avg"}}}});
   const std::array before = {live(MemoryCategory::optimizer), live(MemoryCategory::pinned)};

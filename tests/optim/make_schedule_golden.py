@@ -1,8 +1,10 @@
-"""Writes data/schedule_golden.json: what the schedules of DeepSpeed and Hugging Face set.
+"""Writes data/schedule_golden.json again: what the schedules of DeepSpeed and Hugging Face set.
 
 Usage: DS_ACCELERATOR=cpu python tests/optim/make_schedule_golden.py
-Needs deepspeed and transformers. "lr" holds, for each of "steps", one value per parameter group:
-what the optimizer uses after that many applied steps. "betas" likewise where they are set.
+Needs deepspeed and transformers. The schedulers are those of the file itself, where a new case is
+{"scheduler": {"type": ..., "params": ...}, "base_lrs": [...]}. "lr" holds, for each of "steps", one
+value per parameter group: what the optimizer uses after that many applied steps. "betas" likewise
+where they are set.
 """
 
 import json
@@ -15,122 +17,26 @@ from deepspeed.runtime import lr_schedules
 from transformers import optimization
 
 STEPS = 10_000
-BASE_LRS = [3e-4, 1e-2]
 
-DEEPSPEED = [
-    ("WarmupLR", {}),
-    ("WarmupLR", {"warmup_min_lr": [1e-5, 1e-4], "warmup_max_lr": [2e-3, 3e-3]}),
-    ("WarmupLR", {"warmup_max_lr": 0.02, "warmup_num_steps": 1, "warmup_type": "linear"}),
-    ("WarmupDecayLR", {"total_num_steps": 9000}),
-    (
-        "WarmupDecayLR",
-        {
-            "total_num_steps": 7001,
-            "warmup_num_steps": 333,
-            "warmup_type": "linear",
-            "warmup_min_lr": 1e-6,
-            "warmup_max_lr": [5e-4, 6e-4],
-        },
-    ),
-    ("WarmupDecayLR", {"total_num_steps": 20, "warmup_num_steps": 20}),
-    ("WarmupCosineLR", {"total_num_steps": 9500}),
-    (
-        "WarmupCosineLR",
-        {
-            "total_num_steps": 5000,
-            "warmup_min_ratio": 0.1,
-            "warmup_num_steps": 100,
-            "cos_min_ratio": 0.05,
-            "warmup_type": "linear",
-        },
-    ),
-    ("LRRangeTest", {}),
-    (
-        "LRRangeTest",
-        {
-            "lr_range_test_min_lr": [1e-5, 1e-6],
-            "lr_range_test_step_size": 37,
-            "lr_range_test_step_rate": 0.5,
-            "lr_range_test_staircase": True,
-        },
-    ),
-    ("OneCycle", {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-2}),
-    (
-        "OneCycle",
-        {
-            "cycle_min_lr": [1e-4, 2e-4],
-            "cycle_max_lr": [1e-2, 2e-2],
-            "cycle_first_step_size": 1000,
-            "cycle_second_step_size": 2500,
-            "decay_step_size": 100,
-            "decay_lr_rate": 0.3,
-            "decay_mom_rate": 0.0005,
-            "cycle_min_mom": 0.85,
-            "cycle_max_mom": [0.95, 0.9],
-        },
-    ),
-    (
-        "OneCycle",
-        {
-            "cycle_min_lr": 1e-4,
-            "cycle_max_lr": 1e-2,
-            "cycle_first_step_size": 700,
-            "cycle_second_step_size": 1300,
-            "cycle_first_stair_count": 7,
-            "cycle_second_stair_count": 11,
-            "cycle_momentum": False,
-            "decay_step_size": 50,
-            "decay_lr_rate": 1.0,
-        },
-    ),
-    ("WarmupLR", {"warmup_num_steps": 50, "last_batch_iteration": 20}),
-]
 
-HUGGING_FACE = [
-    (
-        "cosine",
-        {"total_num_steps": 8000, "warmup_num_steps": 200, "min_lr_ratio": 0.1},
-        lambda optimizer: optimization.get_cosine_with_min_lr_schedule_with_warmup(
-            optimizer, 200, 8000, min_lr_rate=0.1
-        ),
-    ),
-    (
-        "cosine",
-        {"total_num_steps": 10_000},
-        lambda optimizer: optimization.get_cosine_schedule_with_warmup(optimizer, 0, 10_000),
-    ),
-    (
-        "linear",
-        {"total_num_steps": 9000, "warmup_num_steps": 1000},
-        lambda optimizer: optimization.get_linear_schedule_with_warmup(optimizer, 1000, 9000),
-    ),
-    (
-        "constant",
-        {"warmup_num_steps": 500},
-        lambda optimizer: optimization.get_constant_schedule_with_warmup(optimizer, 500),
-    ),
-    *(
-        (
-            "WSD",
-            {
-                "total_num_steps": 9900,
-                "warmup_num_steps": 100,
-                "decay_num_steps": 2000,
-                "decay_type": shape,
-                "min_lr_ratio": 0.05,
-            },
-            lambda optimizer, shape=shape: optimization.get_wsd_schedule(
-                optimizer, 100, 2000, 9900, decay_type=shape, min_lr_ratio=0.05
-            ),
+def hugging_face(optimizer: torch.optim.Optimizer, kind: str, params: dict) -> object:
+    warmup = params.get("warmup_num_steps", 0)
+    if kind == "constant":
+        return optimization.get_constant_schedule_with_warmup(optimizer, warmup)
+    total = params["total_num_steps"]
+    ratio = {"min_lr_ratio": params["min_lr_ratio"]} if "min_lr_ratio" in params else {}
+    if kind == "linear":
+        return optimization.get_linear_schedule_with_warmup(optimizer, warmup, total)
+    if kind == "WSD":
+        decay, shape = params["decay_num_steps"], params["decay_type"]
+        return optimization.get_wsd_schedule(
+            optimizer, warmup, decay, total, decay_type=shape, **ratio
         )
-        for shape in ("linear", "cosine", "1-sqrt")
-    ),
-]
-
-
-def make_optimizer() -> torch.optim.Optimizer:
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in BASE_LRS]
-    return torch.optim.AdamW(groups)
+    if not ratio:
+        return optimization.get_cosine_schedule_with_warmup(optimizer, warmup, total)
+    return optimization.get_cosine_with_min_lr_schedule_with_warmup(
+        optimizer, warmup, total, min_lr_rate=params["min_lr_ratio"]
+    )
 
 
 def sampled_steps(params: dict) -> list[int]:
@@ -146,9 +52,16 @@ def sampled_steps(params: dict) -> list[int]:
     return sorted(step for step in steps if 0 <= step <= STEPS)
 
 
-def run(schedule: object, optimizer: torch.optim.Optimizer, kind: str, params: dict) -> dict:
-    case = {"scheduler": {"type": kind, "params": params}, "base_lrs": BASE_LRS}
-    case |= {"steps": sampled_steps(params), "lr": []}
+def run(scheduler: dict, base_lrs: list[float]) -> dict:
+    kind, params = scheduler["type"], scheduler["params"]
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in base_lrs]
+    optimizer = torch.optim.AdamW(groups)
+    is_deepspeeds = kind in lr_schedules.VALID_LR_SCHEDULES
+    if is_deepspeeds:
+        schedule = getattr(lr_schedules, kind)(optimizer, **params)
+    else:
+        schedule = hugging_face(optimizer, kind, params)
+    case = {"scheduler": scheduler, "base_lrs": base_lrs, "steps": sampled_steps(params), "lr": []}
     if kind == "OneCycle" and params.get("cycle_momentum", True):
         case["betas"] = []
     if kind == "cosine":  # Hugging Face's rises again after its end
@@ -161,25 +74,18 @@ def run(schedule: object, optimizer: torch.optim.Optimizer, kind: str, params: d
                 case["betas"].append([list(group["betas"]) for group in optimizer.param_groups])
         optimizer.step()
         schedule.step()
-    if kind in lr_schedules.VALID_LR_SCHEDULES:
+    if is_deepspeeds:
         case["state_dict"] = schedule.state_dict()
     return case
 
 
 def main() -> None:
-    cases = []
-    for kind, params in DEEPSPEED:
-        optimizer = make_optimizer()
-        cases.append(run(getattr(lr_schedules, kind)(optimizer, **params), optimizer, kind, params))
-    for kind, params, make in HUGGING_FACE:
-        optimizer = make_optimizer()
-        cases.append(run(make(optimizer), optimizer, kind, params))
     path = Path(__file__).parent / "data" / "schedule_golden.json"
+    known = json.loads(path.read_text())["cases"]
+    lines = [json.dumps(run(case["scheduler"], case["base_lrs"])) for case in known]
     versions = {"deepspeed": deepspeed.__version__, "transformers": transformers.__version__}
-    with path.open("w") as file:
-        file.write(json.dumps({"made_with": versions, "cases": []})[:-2])
-        file.write(",\n".join("\n" + json.dumps(case) for case in cases).replace(",\n\n", ",\n"))
-        file.write("\n]}\n")
+    start = json.dumps({"made_with": versions, "cases": []})[:-2]
+    path.write_text(start + "\n" + ",\n".join(lines) + "\n]}\n")
 
 
 if __name__ == "__main__":

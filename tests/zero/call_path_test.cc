@@ -8,11 +8,6 @@
 namespace zerorun::call_path {
 namespace {
 
-using testing::base_config;
-using testing::run_ranks;
-using testing::toy_initialize;
-using testing::toy_specs;
-using testing::ToyModel;
 using testing::WrappedCommunicator;
 
 // Remembers the stack of the last collective of each kind.
@@ -43,16 +38,16 @@ class WatchedCommunicator final : public WrappedCommunicator {
 class CallPathTest : public ::testing::TestWithParam<int> {
  protected:
   static void with_engine(const std::function<void(Engine&, WatchedCommunicator&)>& body) {
-    run_ranks(2, [&](Communicator& comm) {
-      WatchedCommunicator watched(comm);
-      const auto device = make_cpu_device();
-      Config config = base_config(GetParam(), DType::fp32);
-      config.share_parameters = false;
-      config.zero.param_persistence_threshold = 0;
-      const auto engine = Engine::create(config, *device, watched, toy_specs(), ToyModel::groups());
-      toy_initialize(*engine);
+    const auto connect = [](CommunicatorOptions& options) {
+      return std::make_shared<WatchedCommunicator>(testing::connect_on_cpu(options));
+    };
+    Config config = testing::gathering_config(GetParam());
+    config.zero.reduce_bucket_size = 1;
+    const testing::ToyJob job{.config = config, .connect = connect};
+    testing::run_engines(job, [&](Engine& engine, Communicator& comm) {
+      auto& watched = dynamic_cast<WatchedCommunicator&>(comm);
       watched.frames.clear();
-      body(*engine, watched);
+      body(engine, watched);
     });
   }
 };

@@ -1,8 +1,6 @@
 #include <nlohmann/json.hpp>
 
-#include "tests/harness.h"
-#include "tests/paths.h"
-#include "zerorun/engine.h"
+#include "tests/zero/toy_run.h"
 
 namespace zerorun::testing {
 namespace {
@@ -46,26 +44,23 @@ std::vector<std::vector<float>> train(const json& run) {
                      .use_muon = run["type"] == "Muon"});
   }
   const ParameterGroup group{"golden", run["settings"]["lr"], run["settings"]["weight_decay"]};
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config_of(run), *device, comm, specs, {group});
-    engine->initialize_parameters([&](ParameterId id, int64_t begin, std::span<float> out) {
+  run_engines({config_of(run), 2, {}, specs, {group}}, [&](Engine& engine, Communicator& comm) {
+    engine.initialize_parameters([&](ParameterId id, int64_t begin, std::span<float> out) {
       const std::vector<float> values = run["initial"][static_cast<size_t>(id)];
       std::copy_n(values.begin() + begin, out.size(), out.begin());
     });
     for (const json& step : run["gradients"]) {
-      for (ParameterId id = 0; id < static_cast<ParameterId>(specs.size()); ++id) {
+      for (const ParameterId id : parameters_of(engine)) {
         const std::vector<float> gradient = step[static_cast<size_t>(id)];
-        std::copy(gradient.begin(), gradient.end(), engine->gradient(id).view.as<float>());
-        engine->grad_ready(id);
+        std::copy(gradient.begin(), gradient.end(), engine.gradient(id).view.as<float>());
+        engine.grad_ready(id);
       }
-      engine->end_micro_step();
-      engine->step();
+      engine.end_micro_step();
+      engine.step();
     }
     if (comm.rank() != 0) return;
-    for (ParameterId id = 0; id < static_cast<ParameterId>(specs.size()); ++id) {
-      const auto values = engine->parameter(id).span<float>();
-      final.emplace_back(values.begin(), values.end());
+    for (const ParameterId id : parameters_of(engine)) {
+      final.push_back(ToyModel::floats_of(engine.parameter(id)));
     }
   });
   return final;

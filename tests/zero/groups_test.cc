@@ -23,26 +23,6 @@ Config copied(int64_t secondary, DType dtype = DType::bf16) {
   return config;
 }
 
-ToyOutcome train_on(const HostOf& host_of, const Config& config, int ranks) {
-  return toy_train(config, ranks, 4, -1, {}, host_of);
-}
-
-// The bytes of a step's collectives by the groups that they are made in ("": all ranks).
-using Traffic = std::map<std::string, std::map<Collective, int64_t>>;
-
-Traffic traffic_of(Communicator& comm, const std::function<void()>& step) {
-  std::mutex mutex;
-  Traffic bytes;
-  Subscription observed = comm.observe([&](const CollectiveSpan& span) {
-    const std::lock_guard lock(mutex);
-    const size_t colon = span.label.find(": ");
-    bytes[colon == std::string::npos ? "" : span.label.substr(0, colon)][span.op] += span.bytes;
-  });
-  step();
-  observed.reset();
-  return bytes;
-}
-
 const std::vector<ParameterSpec>& two_matrices() {
   static const std::vector<ParameterSpec> specs = {{"a", {64, 1024}, "m"}, {"b", {32, 1024}, "n"}};
   return specs;
@@ -54,12 +34,12 @@ TEST(ShardGroupTest, GroupsOfSomeHostsAndOfOneTrainTogether) {
   const HostOf mixed = hosts_of("aaabbb");
   for (int stage = 1; stage <= 3; ++stage) {
     Config config = grouped(stage, 2, DType::fp32);
-    const ToyOutcome plain = train_on(mixed, config, 6);
-    EXPECT_EQ(plain, train_on(hosts_of(1), config, 6)) << "stage " << stage;
+    const ToyOutcome plain = toy_train({config, 6, mixed});
+    EXPECT_EQ(plain, toy_train({config, 6, hosts_of(1)})) << "stage " << stage;
     // Groups within a host quantize what the others quantize.
     config.zero.quantized_weights = true;
-    const ToyOutcome quantized = train_on(mixed, config, 6);
-    EXPECT_EQ(quantized, train_on(hosts_of(1), config, 6)) << "stage " << stage;
+    const ToyOutcome quantized = toy_train({config, 6, mixed});
+    EXPECT_EQ(quantized, toy_train({config, 6, hosts_of(1)})) << "stage " << stage;
     EXPECT_NE(quantized.hash, plain.hash);
   }
 }
@@ -117,12 +97,12 @@ TEST(ShardGroupTest, OnlySumsOfShardsLeaveAGroup) {
 }
 
 TEST(HpzTest, SharesAHostAmongSeveralCopiesAndACopyAmongHosts) {
-  const ToyOutcome expected = toy_train(copied(1, DType::fp32), 8);
-  EXPECT_EQ(train_on(hosts_of(4), copied(2, DType::fp32), 8), expected);
-  EXPECT_EQ(train_on(hosts_of(2), copied(4, DType::fp32), 8), expected);
+  const ToyOutcome expected = toy_train({copied(1, DType::fp32), 8});
+  EXPECT_EQ(toy_train({copied(2, DType::fp32), 8, hosts_of(4)}), expected);
+  EXPECT_EQ(toy_train({copied(4, DType::fp32), 8, hosts_of(2)}), expected);
   Config within = copied(2, DType::fp32);
   within.zero.shard_group_size = 4;  // of two hosts each
-  EXPECT_EQ(train_on(hosts_of(2), within, 8), expected) << "within a shard group";
+  EXPECT_EQ(toy_train({within, 8, hosts_of(2)}), expected) << "within a shard group";
 }
 
 // Elements of gathers, by the group that they are made in, and the memory of a rank.

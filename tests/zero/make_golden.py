@@ -1,14 +1,14 @@
-"""Writes data/rules_golden.json: what reference optimizers do with random settings and gradients.
+"""Writes data/rules_golden.json again: what reference optimizers do with settings and gradients.
 
 Usage: python tests/zero/make_golden.py
-All of it in float64, from settings, weights and gradients that fp32 holds exactly. SGD, Adagrad,
-Adam, AdamW and Muon are PyTorch's, Muon without its rounding to bfloat16; Lion is algorithm 2 of
-Chen et al. 2023; Lamb is the arithmetic of DeepSpeed 0.19's fused_lamb_cuda_kernel.cu. Also norms
-and clipping factors of torch.nn.utils.clip_grad_norm_.
+The cases are those of the file itself, where a new one is {"type": ..., "settings": ..., "shapes":
+[...]}; weights and gradients that it lacks are drawn. All of it in float64, from numbers that fp32
+holds exactly. SGD, Adagrad, Adam, AdamW and Muon are PyTorch's, Muon without its rounding to
+bfloat16; Lion is algorithm 2 of Chen et al. 2023; Lamb is the arithmetic of DeepSpeed 0.19's
+fused_lamb_cuda_kernel.cu. Also norms and clipping factors of torch.nn.utils.clip_grad_norm_.
 """
 
 import json
-import random
 from pathlib import Path
 
 import torch
@@ -19,12 +19,8 @@ torch.set_default_dtype(torch.float64)
 torch.Tensor.bfloat16 = lambda tensor: tensor
 
 
-def fp32(value: float) -> float:
-    return torch.tensor(value, dtype=torch.float32).item()
-
-
-def normal(shape: list[int], size: float) -> torch.Tensor:
-    return (torch.randn(shape) * size).float().double()
+def drawn(shapes: list[list[int]]) -> list[list[float]]:
+    return [torch.randn(shape).float().double().flatten().tolist() for shape in shapes]
 
 
 class Lion(torch.optim.Optimizer):
@@ -61,93 +57,42 @@ class Lamb(torch.optim.Optimizer):
                 p.data -= step_size * ratio * update
 
 
-def settings_of(kind: str, rng: random.Random) -> dict:
-    settings = {
-        "lr": fp32(rng.choice([1e-3, 3e-3, 1e-2])),
-        "weight_decay": fp32(rng.choice([0.0, 0.01, 0.1])),
-    }
-    if kind == "SGD":
-        settings["momentum"] = rng.choice([0.0, 0.5, 0.9])
-        settings["nesterov"] = settings["momentum"] > 0 and rng.random() < 0.5
-        if not settings["nesterov"]:
-            settings["dampening"] = rng.choice([0.0, 0.1, 0.5])
-    if kind == "Muon":
-        settings["momentum"] = rng.choice([0.9, 0.95])
-    if kind == "Adagrad":
-        settings["eps"] = fp32(rng.choice([1e-10, 1e-6]))
-        settings["lr_decay"] = rng.choice([0.0, 0.1])
-    if kind in ("Lion", "Lamb"):
-        settings["betas"] = rng.choice([(0.9, 0.99), (0.9, 0.999), (0.8, 0.95)])
-    if kind in ("Adam", "AdamW"):
-        settings["betas"] = rng.choice([(0.9, 0.999), (0.9, 0.95), (0.0, 0.5)])
-        settings["eps"] = fp32(rng.choice([1e-8, 1e-6, 1e-4]))
-    if kind == "Lamb":
-        settings["eps"] = fp32(rng.choice([1e-8, 1e-6]))
-        settings["eps_inside_sqrt"] = rng.random() < 0.3
-        settings["bias_correction"] = rng.random() < 0.7
-        settings["min_coeff"] = fp32(0.01)
-        settings["max_coeff"] = fp32(rng.choice([10.0, 0.5]))
-    return settings
+def rule_of(case: dict, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    own = {"Lion": Lion, "Lamb": Lamb}.get(case["type"])
+    if own:
+        return own(parameters, case["settings"])
+    return getattr(torch.optim, case["type"])(parameters, **case["settings"])
 
 
-def case(kind: str, rng: random.Random) -> dict:
-    rule = {
-        "SGD": torch.optim.SGD,
-        "Adagrad": torch.optim.Adagrad,
-        "Adam": torch.optim.Adam,
-        "AdamW": torch.optim.AdamW,
-        "Muon": torch.optim.Muon,
-        "Lion": Lion,
-        "Lamb": Lamb,
-    }[kind]
-    settings = settings_of(kind, rng)
-    shapes = [[6, 4], [3, 7], [5, 5]] if kind == "Muon" else [[3, 5], [7], [1]]
-    # Sizes at which both limits of Lamb's trust ratio are met.
-    initial = [normal(shape, rng.choice([1e-3, 0.3, 30.0])) for shape in shapes]
-    parameters = [torch.nn.Parameter(value.clone()) for value in initial]
-    optimizer = (
-        rule(parameters, settings) if kind in ("Lion", "Lamb") else rule(parameters, **settings)
-    )
-    # The norm of small gradients shows its 1e-7, which PyTorch's Muon takes for a lower limit, but
-    # DeepSpeed adds.
-    size = rng.choice([1.0, 30.0] if kind == "Muon" else [1e-3, 1.0, 30.0])
-    gradients = []
-    for _ in range(STEPS):
-        step = [normal(shape, size) for shape in shapes]
-        for parameter, gradient in zip(parameters, step, strict=True):
-            parameter.grad = gradient.clone()
-        gradients.append([gradient.flatten().tolist() for gradient in step])
+def run(case: dict) -> dict:
+    shapes = case["shapes"]
+    initial = case.setdefault("initial", drawn(shapes))
+    gradients = case.setdefault("gradients", [drawn(shapes) for _ in range(STEPS)])
+    parameters = [
+        torch.nn.Parameter(torch.tensor(values).view(shape))
+        for values, shape in zip(initial, shapes, strict=True)
+    ]
+    optimizer = rule_of(case, parameters)
+    for step in gradients:
+        for parameter, values in zip(parameters, step, strict=True):
+            parameter.grad = torch.tensor(values).view_as(parameter)
         optimizer.step()
-    return {
-        "type": kind,
-        "settings": settings,
-        "shapes": shapes,
-        "initial": [value.flatten().tolist() for value in initial],
-        "gradients": gradients,
-        "final": [parameter.detach().flatten().tolist() for parameter in parameters],
-    }
+    return case | {"final": [parameter.detach().flatten().tolist() for parameter in parameters]}
 
 
-def clip_case(rng: random.Random) -> dict:
-    parameter = torch.nn.Parameter(torch.zeros(16))
-    parameter.grad = torch.randn(16) * rng.choice([1e-3, 1.0, 50.0])
-    before = parameter.grad.clone()
-    max_norm = rng.choice([0.5, 1.0, 10.0])
-    norm = torch.nn.utils.clip_grad_norm_([parameter], max_norm)
-    factor = (parameter.grad[0] / before[0]).item()
-    return {"norm": norm.item(), "max_norm": max_norm, "factor": factor}
+def clip(case: dict) -> dict:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.tensor([case["norm"]])
+    torch.nn.utils.clip_grad_norm_([parameter], case["max_norm"])
+    return case | {"factor": parameter.grad.item() / case["norm"]}
 
 
 def main() -> None:
-    rng = random.Random(1)
     torch.manual_seed(1)
-    kinds = ["SGD", "Adagrad", "Lion", "Lamb", "Muon", "Adam", "AdamW"]
-    golden = {
-        "rules": [case(kind, rng) for kind in kinds for _ in range(10)],
-        "clip": [clip_case(rng) for _ in range(12)],
-    }
     path = Path(__file__).parent / "data" / "rules_golden.json"
-    path.parent.mkdir(exist_ok=True)
+    golden = json.loads(path.read_text())
+    golden["rules"] = [run(case) for case in golden["rules"]]
+    golden["clip"] = [clip(case) for case in golden["clip"]]
     path.write_text(json.dumps(golden) + "\n")
 
 

@@ -57,7 +57,7 @@ Outcome train_parts(const Config& config, bool counted, int64_t overflow_at = -1
 TEST(ModelParts, HaveOneNormInWhichReplicasCountOnce) {
   for (int stage = 0; stage <= 3; ++stage) {
     const Config config = config_of(stage);
-    const ToyOutcome alone = toy_train(config, kRanks / kParts, kSteps);
+    const ToyOutcome alone = toy_train({config, kRanks / kParts}, kSteps);
     for (const bool counted : {true, false}) {
       const Outcome both = train_parts(config, counted);
       EXPECT_EQ(both.hashes.at(0), alone.hash) << "stage " << stage;

@@ -37,7 +37,7 @@ TEST(OffloadParam, StatesAndFrozenParametersAreReadAndChangedBetweenSteps) {
   for (const bool external : {false, true}) {
     const Config config = base_config(3);
     const uint64_t expected = train_with_access(config, external);
-    EXPECT_NE(expected, toy_train(config, 2, 3).hash);
+    EXPECT_NE(expected, toy_train({config}, 3).hash);
     for (const int64_t in_cpu : {0, 1000}) {
       Config other = param_on_nvme(config);
       other.offload.param.max_in_cpu = in_cpu;
@@ -47,63 +47,69 @@ TEST(OffloadParam, StatesAndFrozenParametersAreReadAndChangedBetweenSteps) {
 }
 
 TEST(OffloadParam, OnNvmeOnlyWhatIsUsedIsInMemoryAndStepsAllocateNothing) {
-  Config config = param_on_nvme(base_config(3));
-  config.zero.param_persistence_threshold = 0;
-  config.zero.max_reuse_distance = 0;
+  Config config = param_on_nvme(gathering_config(3, DType::bf16));
   config.zero.prefetch_bucket_size = 500;
   run_engines({config}, [&](Engine& engine, Communicator& comm) {
-    const auto use = [&](MemoryCategory category) { return engine.device().memory_use(category); };
     int64_t sharded = 0;
     for (const ParameterId id : parameters_of(engine)) {
       if (engine.is_sharded(id)) sharded += engine.numel(id) * 2;
     }
-    EXPECT_LT(use(MemoryCategory::parameters).peak_bytes, sharded / 8);
+    EXPECT_LT(peak_bytes(engine, MemoryCategory::parameters), sharded / 8);
     int64_t held = 0;
     engine.states().visit_states(StateAccess::shape,
                                  [&](const StateInterval& part) { held += part.numel; });
-    EXPECT_GE(use(MemoryCategory::nvme).live_bytes, held * 2 - 1024);
+    EXPECT_GE(live_bytes(engine, MemoryCategory::nvme), held * 2 - 1024);
     // Five buffers of one page: a chunk has at most 300 elements.
-    EXPECT_EQ(use(MemoryCategory::pinned).peak_bytes, 5 * 4096);
-    expect_steps_allocate_nothing(engine, comm, config);
+    EXPECT_EQ(peak_bytes(engine, MemoryCategory::pinned), 5 * 4096);
+    const auto uses = [&] {
+      std::vector<std::pair<int64_t, int64_t>> all;
+      for (int i = 0; i < kMemoryCategories; ++i) {
+        const auto category = static_cast<MemoryCategory>(i);
+        all.emplace_back(live_bytes(engine, category), peak_bytes(engine, category));
+      }
+      return all;
+    };
+    toy_step(engine, comm, config, 0);
+    const auto before = uses();
+    for (int64_t step = 1; step < 4; ++step) toy_step(engine, comm, config, step);
+    EXPECT_EQ(uses(), before);
   });
 }
 
-TEST(OffloadParam, MaxInCpuIsWhatStaysInMemory) {
+TEST(OffloadParam, MaxInCpuIsWhatStaysInMemoryAndThatNothingIsOnNvmeIsSaid) {
   const std::vector<ParameterSpec> specs = {{"a", {1000, 100}, "a", 0, true, ""},
                                             {"b", {1000, 100}, "b", 0, false, ""}};
-  for (const auto& [in_cpu, memory, file] : std::vector<std::array<int64_t, 3>>{
-           {0, 0, 200'000}, {100'200, 100'000, 100'000}, {1'000'000'000, 200'000, 0}}) {
-    run_ranks(1, [&, in_cpu = in_cpu, memory = memory, file = file](Communicator& comm) {
-      const auto device = make_cpu_device();
-      Config config = param_on_nvme(base_config(3));
-      config.offload.sub_group_size = 100'000;
-      config.offload.param.max_in_cpu = in_cpu;
-      ::testing::internal::CaptureStderr();
-      const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups());
+  struct Row {
+    int64_t in_cpu = 0;
+    int64_t persistence = 100;
+    int64_t memory = 0;  // elements
+    int64_t file = 0;
+    std::string said{};
+  };
+  const std::vector<Row> rows = {
+      {.file = 200'000},
+      {.in_cpu = 100'200, .memory = 100'000, .file = 100'000},
+      {.in_cpu = 1'000'000'000,
+       .memory = 200'000,
+       .said = "no parameter is on NVMe: all of each rank's fit into the 1000000000 elements of "
+               "/zero_optimization/offload_param/max_in_cpu"},
+      {.persistence = 1 << 30,
+       .said = "no parameter is on NVMe: none has more than the 1073741824 elements"}};
+  for (const Row& row : rows) {
+    Config config = param_on_nvme(base_config(3));
+    config.zero.param_persistence_threshold = row.persistence;
+    config.offload.sub_group_size = 100'000;
+    config.offload.param.max_in_cpu = row.in_cpu;
+    ::testing::internal::CaptureStderr();
+    run_engines({config, 1, {}, specs}, [&](Engine& engine, Communicator&) {
       const std::string said = ::testing::internal::GetCapturedStderr();
-      EXPECT_EQ(
-          said.find("no parameter is on NVMe: all of each rank's fit into the 1000000000 "
-                    "elements of /zero_optimization/offload_param/max_in_cpu") != std::string::npos,
-          file == 0)
-          << said;
-      const int64_t buffers = file > 0 ? 5 * 200'704 : 0;
-      EXPECT_NEAR(device->memory_use(MemoryCategory::pinned).live_bytes, buffers + memory * 2,
-                  8192);
-      EXPECT_NEAR(device->memory_use(MemoryCategory::nvme).live_bytes, file * 2, 8192);
+      EXPECT_THAT(said, HasSubstr(row.said));
+      EXPECT_EQ(said.find("no parameter is on NVMe") != std::string::npos, !row.said.empty());
+      const int64_t buffers = row.file > 0 ? 5 * 200'704 : 0;
+      EXPECT_NEAR(live_bytes(engine, MemoryCategory::pinned), buffers + row.memory * 2, 8192);
+      EXPECT_NEAR(live_bytes(engine, MemoryCategory::nvme), row.file * 2, 8192);
     });
   }
-}
-
-TEST(OffloadParam, ThatNoneIsLargeEnoughToMoveIsSaid) {
-  run_ranks(1, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    Config config = param_on_nvme(base_config(3));
-    config.zero.param_persistence_threshold = 1 << 30;
-    ::testing::internal::CaptureStderr();
-    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-                HasSubstr("no parameter is on NVMe: none has more than the 1073741824 elements"));
-  });
 }
 
 // Behind the engine's back: one bit in each block of files without a name in the folder of the
@@ -145,25 +151,6 @@ TEST(OffloadParam, RanksThatGatherDifferentModulesAreToldSo) {
                     [&] { engine.gather(engine.module_id(comm.rank() == 0 ? "h.0" : "h.1")); }),
                 AllOf(HasSubstr("h.0.weight"), HasSubstr("h.1")));
   });
-}
-
-TEST(OffloadParam, WhatTheFolderCannotTakeIsAnErrorBeforeTraining) {
-  const auto expect_error = [](const std::string& folder, const std::string& part) {
-    Config config = param_on_nvme(base_config(3));
-    config.offload.param.nvme_path = folder;
-    std::vector<ParameterSpec> specs = toy_specs();
-    if (part == "cannot reserve") {
-      const auto free = static_cast<int64_t>(fs::space(folder).available);
-      specs.push_back({"huge", {free / 2048 + (1 << 20), 1024}, "x", 0, false, ""});
-      config.offload.sub_group_size = 1 << 30;
-    }
-    EXPECT_THAT(
-        refusal({config, 1, {}, specs}),
-        AllOf(HasSubstr("/zero_optimization/offload_param/nvme_path " + folder), HasSubstr(part)));
-  };
-  expect_error("/no/such/folder", "No such file or directory");
-  expect_error("/dev/shm", "a folder in memory (tmpfs)");
-  expect_error(test_paths::build(), "cannot reserve");
 }
 
 }  // namespace

@@ -4,51 +4,7 @@
 namespace zerorun::testing::optimizer {
 namespace {
 
-struct Setting {
-  Rule rule;
-  int world_size = 2;
-  int stage = 0;
-  DType dtype = DType::bf16;
-  int64_t bucket_size = 1 << 20;
-  bool same_gradients = false;  // on every rank
-};
-
-Config config_of(const Setting& setting) {
-  Config config = toy_config(setting.stage, setting.dtype);
-  setting.rule.set(config);
-  config.zero.reduce_bucket_size = setting.bucket_size;
-  return config;
-}
-
-uint64_t train(const Setting& setting) {
-  const ToyJob job{config_of(setting), setting.world_size};
-  return hash_after(job, [&](Engine& engine, Communicator& comm) {
-    const uint64_t before = engine.states().parameter_hash();
-    // A skipped step, whose gradients stay in the buckets' memory and padding.
-    ToyModel::micro_step(engine, 0, 0, 0, ToyModel::everything, INFINITY);
-    EXPECT_FALSE(engine.step().applied);
-    for (int64_t step = 0; step < 4; ++step) {
-      ToyModel::micro_step(engine, setting.same_gradients ? 0 : comm.rank(), 0, step);
-      EXPECT_TRUE(engine.step().applied);
-    }
-    EXPECT_NE(engine.states().parameter_hash(), before);
-  });
-}
-
 class EveryOptimizer : public ::testing::TestWithParam<Rule> {};
-
-// Gradients that are the same on every rank have the same mean, exactly.
-TEST_P(EveryOptimizer, DoesNotDependOnTheWorldSize) {
-  Setting setting{.rule = GetParam(), .world_size = 1, .same_gradients = true};
-  const uint64_t expected = train(setting);
-  for (const int world_size : {2, 4}) {
-    for (const int stage : {1, 3}) {
-      setting.world_size = world_size;
-      setting.stage = stage;
-      EXPECT_EQ(train(setting), expected) << "world " << world_size << " stage " << stage;
-    }
-  }
-}
 
 // Bytes of optimizer memory per element, from its definition.
 double bytes_per_element(const Rule& rule, DType dtype, bool use_muon) {
@@ -70,47 +26,24 @@ TEST_P(EveryOptimizer, HoldsTheBytesOfItsStates) {
         model.push_back({name + ".weight", {128, 96}, name, 0, true, "", true});
         model.push_back({name + ".table", {128, 96}, name, 0, true, "", false});
       }
-      const Config config = config_of({.rule = GetParam(), .stage = stage, .dtype = dtype});
+      Config config = toy_config(stage, dtype);
+      GetParam().set(config);
+      config.zero.reduce_bucket_size = 1 << 20;
       run_engines({config, 2, {}, model}, [&](Engine& engine, Communicator&) {
         const double elements = 20 * 128 * 96 / (stage == 0 ? 1.0 : 2.0);
         const double expected = elements * (bytes_per_element(GetParam(), dtype, true) +
                                             bytes_per_element(GetParam(), dtype, false));
-        const MemoryUse held = engine.device().memory_use(MemoryCategory::optimizer);
-        EXPECT_NEAR(static_cast<double>(held.live_bytes), expected, 0.01 * expected);
+        EXPECT_NEAR(static_cast<double>(live_bytes(engine, MemoryCategory::optimizer)), expected,
+                    0.01 * expected);
       });
     }
   }
 }
 
-// Buckets of several parameters share memory in turn; what one leaves between the parameters of
-// another is not part of any value that covers several elements.
-TEST_P(EveryOptimizer, PaddingLeavesNoTrace) {
-  std::vector<ParameterSpec> model;
-  for (int i = 0; i < 24; ++i) {
-    const int64_t numel = 100 + 37 * i * i % 700;
-    model.push_back({"p" + std::to_string(i), {numel}, "all", 0, true, "", false});
-  }
-  const auto train_padded = [&](int stage) {
-    const Setting setting{.rule = GetParam(), .stage = stage, .bucket_size = 1500};
-    const ToyJob job{config_of(setting), 1, {}, model, {ParameterGroup{}}};
-    return hash_after(job, [](Engine& engine, Communicator&) {
-      for (int step = 0; step < 4; ++step) {
-        const float value = step == 0 ? std::numeric_limits<float>::infinity() : 1.0F;
-        write_gradients(engine, [&](ParameterId id, int64_t i) {
-          return value * (1.0F + static_cast<float>((id + i) % 7));
-        });
-        engine.end_micro_step();
-        EXPECT_EQ(engine.step().applied, step > 0);
-      }
-    });
-  };
-  EXPECT_EQ(train_padded(2), train_padded(0));
-}
-
 INSTANTIATE_TEST_SUITE_P(Rules, EveryOptimizer, ::testing::ValuesIn(every_rule()), name_of_rule);
 
 TEST(MuonMatrices, MustBeMatrices) {
-  ToyJob job{config_of({.rule = {"AdamW"}}), 1};  // which has no use for the mark
+  ToyJob job{toy_config(0), 1};  // AdamW has no use for the mark
   job.specs[4].use_muon = true;
   EXPECT_EQ(refusal(job), "");
   job.config.optimizer.type = "Muon";
@@ -118,12 +51,30 @@ TEST(MuonMatrices, MustBeMatrices) {
               HasSubstr("h.1.weight: use_muon is for matrices, this has 1 dimensions"));
 }
 
-// Steps whose optimizer is the caller's, and masters that are written between steps.
-
 Config config_of(int stage, const std::string& optimizer) {
   Config config = toy_config(stage);
   config.optimizer.type = optimizer;
   return config;
+}
+
+TEST(CallerOptimizer, UpdatesShardsAsTheEnginesOwnWould) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool on_host : {false, true}) {
+      if (on_host && stage == 0) continue;
+      Config config = on_host ? offloaded(base_config(stage), 0.5) : base_config(stage);
+      config.precision.grad_accum_dtype = DType::fp32;  // as a caller's optimizer gets them
+      ToyJob job{.config = config, .groups = {{"a", 0.25F, 0.0F}, {"b", 0.25F, 0.0F}}};
+      const auto train = [&](const std::string& type, const Engine::ShardUpdate& update) {
+        job.config.optimizer.type = type;
+        return train_by(job, 3, [&](Engine& engine, Communicator& comm, int64_t step) {
+          ToyModel::micro_step(engine, comm.rank(), 0, step);
+          return update ? engine.step(update) : engine.step();
+        });
+      };
+      EXPECT_EQ(train(std::string(kExternalOptimizer), descent(0.25F)), train("SGD", {}))
+          << "stage " << stage << ", half on the host " << on_host;
+    }
+  }
 }
 
 TEST(CallerOptimizer, AnErrorOnOneRankIsAnErrorOnAllAndTheStepDoesNotCount) {

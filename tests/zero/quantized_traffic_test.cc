@@ -15,7 +15,7 @@ Config config_of(int stage, DType dtype = DType::bf16) {
 
 // Two hosts of two ranks.
 ToyOutcome train_on_pairs(const Config& config, int64_t overflow_at = -1) {
-  return toy_train(config, 4, 4, overflow_at, {}, hosts_of(2));
+  return toy_train({config, 4, hosts_of(2)}, 4, overflow_at);
 }
 
 // The most by which a value may be off: half a step of the largest magnitude among its neighbours;
@@ -209,37 +209,34 @@ TEST(QuantizedTrafficTest, GradientsThatAreNotFiniteSkipTheStepEverywhere) {
 TEST(QuantizedTrafficTest, OneHostHasNothingToSave) {
   for (const auto& [stage, ranks] : {std::pair(1, 4), std::pair(2, 1), std::pair(3, 4)}) {
     Config config = config_of(stage);
-    const ToyOutcome plain = toy_train(config, ranks);
+    const ToyOutcome plain = toy_train({config, ranks});
     config.zero.quantized_gradients = config.zero.quantized_weights = true;
     if (stage == 3) config.zero.hpz_partition_size = 3;  // of another cluster
-    EXPECT_EQ(toy_train(config, ranks).hash, plain.hash) << stage;
+    EXPECT_EQ(toy_train({config, ranks}).hash, plain.hash) << stage;
   }
 }
 
 // Bytes that two hosts of two ranks exchange in a step, by what the collectives say.
-std::map<Collective, int64_t> traffic_of(const Config& config) {
+std::map<Collective, int64_t> bytes_between_hosts(const Config& config) {
   const std::vector<ParameterSpec> specs = {{"a", {64, 1024}, "m", 0, true, ""},
                                             {"b", {32, 1024}, "n", 0, false, ""}};
-  std::map<Collective, int64_t> traffic;
+  std::map<Collective, int64_t> bytes;
   run_engines({config, 4, hosts_of(2), specs}, [&](Engine& engine, Communicator& comm) {
-    std::mutex mutex;
-    std::map<Collective, int64_t> bytes;
-    Subscription observed = comm.observe([&](const CollectiveSpan& span) {
-      const std::lock_guard lock(mutex);
-      // Calls within a host cross nothing; an exchange of one rank of each host is done by both.
-      if (span.label.starts_with("host ") || span.label.starts_with("hpZ")) return;
-      if (span.label.find("bucket") == std::string::npos) return;
-      bytes[span.op] += span.op == Collective::all_to_all ? 2 * span.bytes : span.bytes;
+    const Traffic traffic = traffic_of(comm, [&] {
+      for (const char* module : {"m", "n", "n", "m"}) visit(engine, module);
+      give_gradient(engine, 0, 0.5F);
+      engine.end_micro_step();
+      engine.step();
+      engine.hooks().finish_updates();
     });
-    for (const char* module : {"m", "n", "n", "m"}) visit(engine, module);
-    give_gradient(engine, 0, 0.5F);
-    engine.end_micro_step();
-    engine.step();
-    engine.hooks().finish_updates();
-    observed.reset();
-    if (comm.rank() == 0) traffic = bytes;
+    if (comm.rank() != 0) return;
+    for (const auto& [group, by_op] : traffic) {
+      // Calls within a host cross nothing; an exchange of one rank of each host is done by both.
+      if (group.starts_with("host ") || group.starts_with("hpZ")) continue;
+      for (const auto& [op, sum] : by_op) bytes[op] += op == Collective::all_to_all ? 2 * sum : sum;
+    }
   });
-  return traffic;
+  return bytes;
 }
 
 TEST(QuantizedTrafficTest, FewerBytesCross) {
@@ -247,24 +244,25 @@ TEST(QuantizedTrafficTest, FewerBytesCross) {
   config.zero.prefetch_bucket_size = 0;
   const int64_t trained = int64_t{4} * 64 * 1024;  // bytes in fp32
   const int64_t frozen = int64_t{4} * 32 * 1024;
-  std::map<Collective, int64_t> plain = traffic_of(config);
+  std::map<Collective, int64_t> plain = bytes_between_hosts(config);
   EXPECT_EQ(plain[Collective::all_gather], 2 * (trained + frozen));
   EXPECT_EQ(plain[Collective::reduce_scatter], trained);
   config.zero.quantized_nontrainable_weights = true;
-  EXPECT_EQ(traffic_of(config)[Collective::all_gather], 2 * (trained + frozen * 260 / 1024));
+  EXPECT_EQ(bytes_between_hosts(config)[Collective::all_gather],
+            2 * (trained + frozen * 260 / 1024));
   config.zero.quantized_weights = config.zero.quantized_gradients = true;
   config.zero.loco = LocoConfig{};
-  std::map<Collective, int64_t> fewer = traffic_of(config);
+  std::map<Collective, int64_t> fewer = bytes_between_hosts(config);
   EXPECT_GT(static_cast<double>(plain[Collective::all_gather]) /
                 static_cast<double>(fewer[Collective::all_gather]),
             3.9);
   EXPECT_EQ(fewer[Collective::reduce_scatter], 0);
   EXPECT_GT(static_cast<double>(trained) / static_cast<double>(fewer[Collective::all_to_all]), 3.9);
   config.zero.quantized_gradient_bits = 4;
-  const int64_t sent = traffic_of(config)[Collective::all_to_all];
+  const int64_t sent = bytes_between_hosts(config)[Collective::all_to_all];
   EXPECT_GT(static_cast<double>(trained) / static_cast<double>(sent), 7.1);
   config.zero.hpz_partition_size = 2;
-  EXPECT_EQ(2 * traffic_of(config)[Collective::all_gather], fewer[Collective::all_gather]);
+  EXPECT_EQ(2 * bytes_between_hosts(config)[Collective::all_gather], fewer[Collective::all_gather]);
 }
 
 // Of 65536 trained elements; frozen parameters do not change.
@@ -272,10 +270,10 @@ TEST(QuantizedTrafficTest, UpdatedParametersCrossInHalfTheBytes) {
   for (const int stage : {1, 2}) {
     for (const auto& [dtype, most] : {std::pair(DType::fp32, 0.26), std::pair(DType::bf16, 0.51)}) {
       Config config = config_of(stage, dtype);
-      const int64_t plain = traffic_of(config)[Collective::all_gather];
+      const int64_t plain = bytes_between_hosts(config)[Collective::all_gather];
       EXPECT_EQ(plain, int64_t{64} * 1024 * static_cast<int64_t>(size_of(dtype)));
       config.zero.quantized_weights = true;
-      const int64_t fewer = traffic_of(config)[Collective::all_gather];
+      const int64_t fewer = bytes_between_hosts(config)[Collective::all_gather];
       EXPECT_GT(fewer, 0);
       EXPECT_LT(static_cast<double>(fewer), most * static_cast<double>(plain)) << stage;
     }
@@ -283,23 +281,24 @@ TEST(QuantizedTrafficTest, UpdatedParametersCrossInHalfTheBytes) {
 }
 
 TEST(QuantizedTrafficTest, WhatCannotWorkIsAnError) {
-  Config config = config_of(0);
-  config.zero.quantized_weights = true;
-  EXPECT_THAT(refusal({config, 4, hosts_of(2)}),
-              HasSubstr("zero_quantized_weights needs /zero_optimization/stage 1, 2 or 3, got 0"));
-  config = config_of(2);
-  config.zero.quantized_nontrainable_weights = true;
-  EXPECT_THAT(refusal({config, 4, hosts_of(2)}), HasSubstr("stage 3, got 2"));
-  config = config_of(0);
-  config.zero.quantized_gradients = true;
-  EXPECT_THAT(refusal({config, 4, hosts_of(2)}), HasSubstr("stage 1, 2 or 3, got 0"));
-  config.zero.stage = 2;
-  EXPECT_THAT(refusal({config, 3, hosts_of(2)}), HasSubstr("hosts have from 1 to 2"));
-  EXPECT_THAT(refusal({config, 4, [](int rank) { return std::to_string(rank % 2); }}),
-              HasSubstr("not neighbours in rank order"));
-  config.zero.shard_group_size = 4;
-  EXPECT_THAT(refusal({config, 8, hosts_of(2)}),
-              AllOf(HasSubstr("zero_quantized_gradients"), HasSubstr("2 groups of 4 ranks")));
+  const auto expect_refused = [](const ZeroConfig& zero, const ToyJob& job, const char* text) {
+    ToyJob own = job;
+    own.config = config_of(zero.stage);
+    own.config.zero = zero;
+    EXPECT_THAT(refusal(own), HasSubstr(text));
+  };
+  const ToyJob pairs{.ranks = 4, .host_of = hosts_of(2)};
+  expect_refused({.stage = 0, .quantized_weights = true}, pairs,
+                 "zero_quantized_weights needs /zero_optimization/stage 1, 2 or 3, got 0");
+  expect_refused({.stage = 2, .quantized_nontrainable_weights = true}, pairs, "stage 3, got 2");
+  ZeroConfig gradients{.stage = 0, .quantized_gradients = true};
+  expect_refused(gradients, pairs, "stage 1, 2 or 3, got 0");
+  gradients.stage = 2;
+  expect_refused(gradients, {.ranks = 3, .host_of = hosts_of(2)}, "hosts have from 1 to 2");
+  expect_refused(gradients, {.ranks = 4, .host_of = hosts_of("abab")},
+                 "not neighbours in rank order");
+  gradients.shard_group_size = 4;
+  expect_refused(gradients, {.ranks = 8, .host_of = hosts_of(2)}, "2 groups of 4 ranks");
 }
 
 }  // namespace

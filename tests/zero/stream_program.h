@@ -4,26 +4,32 @@
 
 namespace zerorun::testing {
 
-// Several buckets, and modules that are gathered again in backward.
-inline Config stream_config(int stage, OffloadDevice param) {
+struct StreamSetting {
+  int stage = 0;
+  double offloaded = 0.0;  // part of the optimizer's states that is on the host
+  OffloadDevice param = OffloadDevice::none;
+  std::string optimizer = "AdamW";
+};
+inline void PrintTo(const StreamSetting& setting, std::ostream* out) {
+  *out << fmt::format("stage {}, offloaded {}, parameters at home {}, {}", setting.stage,
+                      setting.offloaded, static_cast<int>(setting.param), setting.optimizer);
+}
+
+// Several buckets, modules that are gathered again in backward, and two micro-steps.
+inline Config stream_config(const StreamSetting& setting) {
   Config config;
   config.batch.accumulation_steps = 2;
-  config.zero.stage = stage;
+  config.optimizer.type = setting.optimizer;
+  config.zero.stage = setting.stage;
   config.zero.reduce_bucket_size = 300;
   config.zero.overlap_comm = true;
   config.zero.param_persistence_threshold = 10;
   config.zero.max_reuse_distance = 0;
-  config.offload.param.device = param;
-  return config;
-}
-
-// The same with `ratio` of the optimizer's states offloaded, in chunks.
-inline Config stream_config(int stage, OffloadDevice param, double ratio) {
-  Config config = stream_config(stage, param);
+  config.offload.param.device = setting.param;
   config.offload.sub_group_size = 256;
-  if (ratio > 0) {
+  if (setting.offloaded > 0) {
     config.offload.optimizer.device = OffloadDevice::cpu;
-    config.offload.optimizer.ratio = ratio;
+    config.offload.optimizer.ratio = setting.offloaded;
   }
   return config;
 }
@@ -39,7 +45,17 @@ class StreamProgram {
         memory_(device_.allocate(kMax * sizeof(float), MemoryCategory::activations)),
         sum_(view_of(memory_, DType::fp32, kMax)) {}
 
-  void micro_step() {
+  void batch() {
+    while (!micro_step()) {
+    }
+  }
+  void step() {
+    batch();
+    EXPECT_TRUE(engine_.step().applied);
+  }
+
+ private:
+  bool micro_step() {
     Stream& stream = device_.inline_stream();
     device_.fill(stream, sum_, 0.125F * static_cast<float>(rank_));
     for (const std::string& module : modules_of(engine_)) {
@@ -56,10 +72,9 @@ class StreamProgram {
       device_.add(stream, sum_.slice(0, engine_.numel(id)), gradient.view);
       if (spec_of(engine_, id).alias_of.empty()) engine_.grad_ready(id);
     });
-    engine_.end_micro_step();
+    return engine_.end_micro_step();
   }
 
- private:
   static constexpr int64_t kMax = 37 * 41;  // elements of a parameter, of the toy model
 
   Engine& engine_;

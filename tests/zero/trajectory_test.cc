@@ -5,18 +5,13 @@ namespace {
 
 constexpr int kSteps = 5;
 
-Config config_of(int stage, DType dtype = DType::fp32, int64_t accumulation = 1) {
-  Config config = toy_config(stage, dtype);
+Config config_of(int stage, int64_t accumulation) {
+  Config config = toy_config(stage, DType::fp32);
   config.batch.accumulation_steps = accumulation;
-  config.zero.reduce_bucket_size = 1 << 20;
-  config.zero.overlap_comm = false;
-  config.zero.max_reuse_distance = 0;
-  config.zero.max_live_parameters = 1 << 30;
   return config;
 }
 
 struct Outcome {
-  uint64_t hash = 0;
   double last_norm = 0;
   std::vector<std::vector<float>> parameters;
 };
@@ -35,11 +30,9 @@ Outcome train(const Config& config, int ranks = 2,
         const bool due = ToyModel::micro_step(engine, comm.rank(), micro, step, uses);
         EXPECT_EQ(due, micro + 1 == config.batch.accumulation_steps);
       }
-      const StepResult result = engine.step();
-      EXPECT_TRUE(result.applied);
-      own.last_norm = result.grad_norm;
+      own.last_norm = engine.step().grad_norm;
     }
-    own.hash = engine.states().parameter_hash();
+    engine.states().parameter_hash();  // throws when replicas differ
     for (const ParameterId id : parameters_of(engine)) {
       own.parameters.push_back(ToyModel::full_values(engine, id));
     }
@@ -124,14 +117,10 @@ Outcome reference(int ranks, int64_t accumulation,
 void expect_near(const Outcome& outcome, const Outcome& expected) {
   constexpr float kTolerance = 2e-6F;
   EXPECT_NEAR(outcome.last_norm / expected.last_norm, 1.0, kTolerance);
-  EXPECT_THAT(outcome.parameters, ::testing::Pointwise(::testing::Truly([](const auto& pair) {
-                                                         const auto& [got, wanted] = pair;
-                                                         return std::ranges::equal(
-                                                             got, wanted, [](float a, float b) {
-                                                               return std::abs(a - b) <= kTolerance;
-                                                             });
-                                                       }),
-                                                       expected.parameters));
+  for (size_t id = 0; id < expected.parameters.size(); ++id) {
+    EXPECT_THAT(outcome.parameters.at(id),
+                ::testing::Pointwise(::testing::FloatNear(kTolerance), expected.parameters[id]));
+  }
 }
 
 TEST(Trajectory, MatchesAScalarReferenceAtEveryStageAndWorldSize) {
@@ -140,7 +129,7 @@ TEST(Trajectory, MatchesAScalarReferenceAtEveryStageAndWorldSize) {
       const Outcome expected = reference(ranks, accumulation);
       for (int stage = 0; stage <= 3; ++stage) {
         SCOPED_TRACE(fmt::format("{} ranks, stage {}, {} micro-steps", ranks, stage, accumulation));
-        expect_near(train(config_of(stage, DType::fp32, accumulation), ranks), expected);
+        expect_near(train(config_of(stage, accumulation), ranks), expected);
       }
     }
   }
@@ -151,7 +140,7 @@ TEST(Trajectory, ModulesSkippedOnSomeRanksCountAsZero) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const bool overlap : {false, true}) {
       for (const bool share : {false, true}) {
-        Config config = config_of(stage, DType::fp32, 2);
+        Config config = config_of(stage, 2);
         config.zero.overlap_comm = overlap;
         config.share_parameters = share;
         config.zero.reduce_bucket_size = 500;
@@ -159,39 +148,6 @@ TEST(Trajectory, ModulesSkippedOnSomeRanksCountAsZero) {
         expect_near(train(config, 2, expert_is_rank_zeros), expected);
       }
     }
-  }
-}
-
-TEST(Trajectory, ClippingToAlmostNothingFreezesWhatDoesNotDecay) {
-  // Adam divides the scale out of the moments, so eps must dominate: compare the reported factor.
-  Config config = config_of(2);
-  config.gradient_clipping = 1e-9;
-  run_engines({config}, [](Engine& engine, Communicator& comm) {
-    ToyModel::micro_step(engine, comm.rank(), 0, 0);
-    const StepResult result = engine.step();
-    EXPECT_NEAR(result.clip_factor * result.grad_norm, 1e-9, 1e-12);
-  });
-}
-
-TEST(Trajectory, ANonFiniteGradientSkipsTheStepOnEveryRank) {
-  for (int stage = 0; stage <= 3; ++stage) {
-    run_engines({config_of(stage, DType::bf16)}, [](Engine& engine, Communicator& comm) {
-      const uint64_t before = engine.states().parameter_hash();
-      const ParameterId bad = engine.parameter_id("h.1.bias");
-      with_module(engine, "h.1", [&] {
-        const GradientView view = engine.gradient(bad);
-        for (int64_t i = 0; i < engine.numel(bad); ++i) ToyModel::store(view.view, i, 1.0F);
-        if (comm.rank() == 1) ToyModel::store(view.view, 5, INFINITY);
-        engine.grad_ready(bad);
-      });
-      engine.end_micro_step();
-      EXPECT_FALSE(engine.step().applied);
-      EXPECT_EQ(engine.states().progress().step_count, 0);
-      EXPECT_EQ(engine.states().parameter_hash(), before);
-      ToyModel::micro_step(engine, comm.rank(), 0, 0);
-      EXPECT_TRUE(engine.step().applied);
-      EXPECT_NE(engine.states().parameter_hash(), before);
-    });
   }
 }
 

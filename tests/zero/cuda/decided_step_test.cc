@@ -22,8 +22,8 @@ struct Step {
   bool operator==(const Step&) const = default;
 };
 
-Config config_of(int stage, const std::string& optimizer) {
-  Config config = toy_config(stage, DType::fp32);
+Config config_of(int stage, const std::string& optimizer, DType dtype = DType::fp32) {
+  Config config = toy_config(stage, dtype);
   config.gradient_clipping = 0.05;
   config.optimizer.type = optimizer;
   config.zero.overlap_comm = true;
@@ -39,6 +39,7 @@ void offload(Config& config, double states, OffloadDevice parameters = OffloadDe
   config.offload.sub_group_size = 512;
   config.offload.param.device = parameters;
   config.offload.param.nvme_path = test_paths::build();
+  config.offload.param.max_in_cpu = 0;
 }
 
 // Gives a gradient from the device's memory.
@@ -91,12 +92,23 @@ struct Setting {
   std::string optimizer;
   double offloaded = 0.0;  // part of the states
   OffloadDevice parameters = OffloadDevice::none;
+  DType dtype = DType::fp32;
 };
+
+std::string name_of_setting(const ::testing::TestParamInfo<Setting>& info) {
+  const auto& [stage, optimizer, offloaded, parameters, dtype] = info.param;
+  constexpr std::array kParameters = {"", "_params", "_nvme"};
+  return fmt::format("stage{}_{}{}{}{}{}", stage, optimizer, offloaded > 0 ? "_offloaded" : "",
+                     offloaded == 1.0 ? "_whole" : "",
+                     kParameters.at(static_cast<size_t>(parameters)),
+                     dtype == DType::bf16 ? "_bf16" : "");
+}
 
 class DecidedStepTest : public LateCudaTest<200>, public ::testing::WithParamInterface<Setting> {};
 
 TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
-  Config config = config_of(GetParam().stage, GetParam().optimizer);
+  const bool is_half = GetParam().dtype == DType::bf16;
+  Config config = config_of(GetParam().stage, GetParam().optimizer, GetParam().dtype);
   const std::vector<Step> expected = train(config, Where::cpu);
   ASSERT_EQ(expected.size(), static_cast<size_t>(kSteps));
   for (size_t step = 0; step < expected.size(); ++step) {
@@ -107,17 +119,21 @@ TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
   EXPECT_EQ(expected.back().count, kSteps - 2);
   EXPECT_EQ(expected.back().skipped, 1);
   offload(config, GetParam().offloaded, GetParam().parameters);
-  const std::vector<Step> found = train(config, Where::nccl);
-  ASSERT_EQ(found.size(), expected.size());
-  for (size_t step = 0; step < expected.size(); ++step) {
-    Step same = found[step];
-    // Products of fp32 have other bits there; that nothing changes is known all the same.
-    if (GetParam().optimizer == "Muon") {
-      const bool changed = step == 0 || same.hash != found[step - 1].hash;
-      EXPECT_EQ(changed, same.applied) << step;
-      same.hash = expected[step].hash;
+  // Those of fp32 on one GPU are HostAheadTest's.
+  for (const Where where : {Where::nccl, Where::shared_gpu}) {
+    if (where == Where::shared_gpu && !is_half) continue;
+    const std::vector<Step> found = train(config, where);
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t step = 0; step < expected.size(); ++step) {
+      Step same = found[step];
+      // Products of fp32 have other bits there; that nothing changes is known all the same.
+      if (GetParam().optimizer == "Muon") {
+        const bool changed = step == 0 || same.hash != found[step - 1].hash;
+        EXPECT_EQ(changed, same.applied) << step;
+        same.hash = expected[step].hash;
+      }
+      EXPECT_TRUE(same == expected[step]) << "step " << step;
     }
-    EXPECT_TRUE(same == expected[step]) << "step " << step;
   }
 }
 
@@ -128,15 +144,14 @@ INSTANTIATE_TEST_SUITE_P(
         Setting{2, "Lamb"}, Setting{3, "Lion"}, Setting{1, "AdamW", 1.0}, Setting{2, "AdamW", 0.5},
         Setting{2, "Lamb", 0.5}, Setting{2, "Muon", 0.5}, Setting{3, "AdamW", 0.5},
         Setting{3, "AdamW", 0.0, OffloadDevice::cpu}, Setting{3, "Lamb", 0.5, OffloadDevice::cpu},
-        Setting{3, "Muon", 0.5, OffloadDevice::cpu}, Setting{3, "AdamW", 0.5, OffloadDevice::nvme}),
-    [](const auto& parameter) {
-      return "stage" + std::to_string(parameter.param.stage) + "_" + parameter.param.optimizer +
-             (parameter.param.offloaded > 0 ? "_offloaded" : "") +
-             (parameter.param.offloaded == 1.0 ? "_whole" : "") +
-             (parameter.param.parameters == OffloadDevice::cpu    ? "_params"
-              : parameter.param.parameters == OffloadDevice::nvme ? "_nvme"
-                                                                  : "");
-    });
+        Setting{3, "Muon", 0.5, OffloadDevice::cpu}, Setting{3, "AdamW", 0.5, OffloadDevice::nvme},
+        Setting{0, "AdamW", 0.0, OffloadDevice::none, DType::bf16},
+        Setting{1, "AdamW", 0.5, OffloadDevice::none, DType::bf16},
+        Setting{2, "AdamW", 1.0, OffloadDevice::none, DType::bf16},
+        Setting{3, "AdamW", 0.0, OffloadDevice::none, DType::bf16},
+        Setting{3, "AdamW", 1.0, OffloadDevice::cpu, DType::bf16},
+        Setting{3, "AdamW", 0.5, OffloadDevice::nvme, DType::bf16}),
+    name_of_setting);
 
 struct Calls {
   int before_the_wait = 0;  // launches of a step
@@ -256,12 +271,7 @@ TEST_F(SubmittedStepTest, ChangesNothingWhenAPeerIsMissing) {
     micro_step(engine, comm.rank(), 0);
     const auto stream = device.make_stream("look");
     const TensorView view = engine.parameter(0);  // later it waits for gathers that never come
-    const auto parameter = [&] {
-      std::vector<float> seen(static_cast<size_t>(engine.numel(0)));
-      device.download(*stream, view, seen.data());
-      stream->synchronize();
-      return seen;
-    };
+    const auto parameter = [&] { return downloaded(device, view, *stream); };
     device.inline_stream().synchronize();
     const std::vector<float> before = parameter();
     both.arrive_and_wait();

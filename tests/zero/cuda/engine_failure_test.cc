@@ -20,14 +20,11 @@ enum class Where { nccl, shared_gpu };
 struct Setting {
   Where where = Where::nccl;
   Which which = Which::first;  // over all settings, all of them
-  int stage = 0;
-  double offloaded = 0.0;  // part of the optimizer's states that is stored on the host
-  OffloadDevice param = OffloadDevice::none;
+  StreamSetting engine{};
 };
 void PrintTo(const Setting& setting, std::ostream* out) {
-  *out << (setting.where == Where::nccl ? "NCCL" : "shared GPU") << ", stage " << setting.stage
-       << ", offloaded " << setting.offloaded << ", parameters "
-       << (setting.param == OffloadDevice::none ? "on the device" : "on the host");
+  *out << (setting.where == Where::nccl ? "NCCL, " : "shared GPU, ")
+       << ::testing::PrintToString(setting.engine);
 }
 
 constexpr int kRanks = 2;
@@ -94,10 +91,6 @@ uint64_t communicate(Where where, int rank, const std::shared_ptr<Store>& store)
   return static_cast<uint64_t>(word) * 1000 + static_cast<uint64_t>(values[0] * 16);
 }
 
-Config config_of(const Setting& setting) {
-  return stream_config(setting.stage, setting.param, setting.offloaded);
-}
-
 // Module "a" of one bucket, "b" of two.
 std::vector<ParameterSpec> specs() {
   return {{"a.weight", {20, 19}, "a"},
@@ -108,7 +101,7 @@ std::vector<ParameterSpec> specs() {
 
 uint64_t train(const Setting& setting, int rank, const std::shared_ptr<Store>& store) {
   const Rank own(setting.where, rank, store);
-  const Config config = config_of(setting);
+  const Config config = stream_config(setting.engine);
   const std::vector<ParameterGroup> groups(1);
   const auto engine = Engine::create(config, *own.device, *own.comm, specs(), groups);
   engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
@@ -118,7 +111,7 @@ uint64_t train(const Setting& setting, int rank, const std::shared_ptr<Store>& s
   });
   StreamProgram program(*engine, rank);
   for (int step = 0; step < 2; ++step) {
-    for (int micro = 0; micro < 2; ++micro) program.micro_step();
+    program.batch();
     engine->step();
   }
   return engine->states().parameter_hash();
@@ -131,15 +124,15 @@ TEST_F(BrokenDeviceTest, WorkThatFailsOnAGpuEndsEveryRankByTheNextStep) {
   const auto store = make_memory_store();
   run_threads(kRanks, [&](int rank) {
     const Rank own(Where::nccl, rank, store);
-    const Config config = config_of({.stage = 2});
+    const Config config = stream_config({2});
     const std::vector<ParameterGroup> groups(1);
     const auto engine = Engine::create(config, *own.device, *own.comm, specs(), groups);
     StreamProgram program(*engine, rank);
-    for (int micro = 0; micro < 2; ++micro) program.micro_step();
+    program.batch();
     // The host does not wait for the update's work, so the next step may be the first to meet it.
     const auto two_steps = [&] {
       engine->step();
-      for (int micro = 0; micro < 2; ++micro) program.micro_step();
+      program.batch();
       engine->step();
     };
     if (rank == 1) {
@@ -185,15 +178,15 @@ TEST_P(EngineFailureTest, EveryRefusedCallIsATypedErrorOnEveryRankOrWithoutConse
 INSTANTIATE_TEST_SUITE_P(
     Settings, EngineFailureTest,
     // Each stage on each transport, and each call with each home of the optimizer's states.
-    ::testing::Values(Setting{Where::nccl, Which::first, 0},
-                      Setting{Where::nccl, Which::middle, 1, 0.5},
-                      Setting{Where::nccl, Which::last, 2, 1.0},
-                      Setting{Where::nccl, Which::middle, 3, 1.0, OffloadDevice::cpu},
-                      Setting{Where::shared_gpu, Which::last, 0},
-                      Setting{Where::shared_gpu, Which::first, 1, 0.5},
-                      Setting{Where::shared_gpu, Which::middle, 2},
-                      Setting{Where::shared_gpu, Which::last, 3, 0.5, OffloadDevice::cpu},
-                      Setting{Where::shared_gpu, Which::first, 3, 1.0, OffloadDevice::cpu}));
+    ::testing::Values(Setting{Where::nccl, Which::first, {0}},
+                      Setting{Where::nccl, Which::middle, {1, 0.5}},
+                      Setting{Where::nccl, Which::last, {2, 1.0}},
+                      Setting{Where::nccl, Which::middle, {3, 1.0, OffloadDevice::cpu}},
+                      Setting{Where::shared_gpu, Which::last, {0}},
+                      Setting{Where::shared_gpu, Which::first, {1, 0.5}},
+                      Setting{Where::shared_gpu, Which::middle, {2}},
+                      Setting{Where::shared_gpu, Which::last, {3, 0.5, OffloadDevice::cpu}},
+                      Setting{Where::shared_gpu, Which::first, {3, 1.0, OffloadDevice::cpu}}));
 
 }  // namespace
 }  // namespace zerorun::testing::engine_failure

@@ -7,14 +7,6 @@
 namespace zerorun::testing::host_ahead {
 namespace {
 
-using fake::FakeCuda;
-
-struct Setting {
-  int stage = 0;
-  OffloadDevice param = OffloadDevice::none;
-  double offloaded = 0.0;  // part of the optimizer's states that is on the host
-};
-
 struct Outcome {
   uint64_t hash = 0;
   // Waits of the ranks' own threads for a GPU, in the last steps: within micro-steps, and within
@@ -25,7 +17,7 @@ struct Outcome {
 
 // Of this thread.
 int64_t waits_so_far() {
-  const std::vector<fake::Call> calls = FakeCuda::instance().calls();
+  const std::vector<fake::Call> calls = fake::FakeCuda::instance().calls();
   return std::count_if(calls.begin(), calls.end(), [](const fake::Call& call) {
     return call.thread == std::this_thread::get_id() &&
            (call.name == "cudaEventSynchronize" || call.name == "cudaStreamSynchronize");
@@ -36,20 +28,19 @@ constexpr int kRanks = 2;
 constexpr int kSteps = 5;
 
 // The first steps allocate.
-Outcome train(const Setting& setting, Where where) {
+Outcome train(const StreamSetting& setting, Where where) {
   constexpr int kFirst = 2;
-  FakeCuda::instance().set_devices(kRanks);
+  fake::FakeCuda::instance().set_devices(kRanks);
   std::mutex mutex;
   Outcome outcome;
-  const ToyJob job{.config = stream_config(setting.stage, setting.param, setting.offloaded),
-                   .connect = on(where)};
+  const ToyJob job{.config = stream_config(setting), .connect = on(where)};
   run_engines(job, [&](Engine& engine, Communicator& comm) {
     StreamProgram program(engine, comm.rank());
     int64_t waits = 0;
     int64_t step_waits = 0;
     for (int step = 0; step < kFirst + kSteps; ++step) {
       const int64_t begin = waits_so_far();
-      for (int micro = 0; micro < 2; ++micro) program.micro_step();
+      program.batch();
       const int64_t middle = waits_so_far();
       EXPECT_TRUE(engine.step().applied);
       if (step < kFirst) continue;
@@ -65,7 +56,8 @@ Outcome train(const Setting& setting, Where where) {
   return outcome;
 }
 
-class HostAheadTest : public LateCudaTest<300>, public ::testing::WithParamInterface<Setting> {};
+class HostAheadTest : public LateCudaTest<300>,
+                      public ::testing::WithParamInterface<StreamSetting> {};
 
 TEST_P(HostAheadTest, WaitsForTheNormAloneAndTrainsToTheBitsOfTheCpu) {
   const uint64_t expected = train({GetParam().stage}, Where::cpu).hash;
@@ -76,13 +68,12 @@ TEST_P(HostAheadTest, WaitsForTheNormAloneAndTrainsToTheBitsOfTheCpu) {
   EXPECT_EQ(train(GetParam(), Where::shared_gpu).hash, expected);
 }
 
+using Setting = StreamSetting;
 INSTANTIATE_TEST_SUITE_P(Stages, HostAheadTest,
                          ::testing::Values(Setting{0}, Setting{1}, Setting{2}, Setting{3},
-                                           Setting{3, OffloadDevice::cpu},
-                                           Setting{3, OffloadDevice::cpu, 0.5},
-                                           Setting{.stage = 1, .offloaded = 0.5},
-                                           Setting{.stage = 2, .offloaded = 1.0},
-                                           Setting{.stage = 3, .offloaded = 0.5}));
+                                           Setting{3, 0.0, OffloadDevice::cpu},
+                                           Setting{3, 0.5, OffloadDevice::cpu}, Setting{1, 0.5},
+                                           Setting{2, 1.0}, Setting{3, 0.5}));
 
 class FailedGatherTest : public FakeCudaTest, public ::testing::WithParamInterface<Where> {};
 
@@ -90,7 +81,7 @@ class FailedGatherTest : public FakeCudaTest, public ::testing::WithParamInterfa
 TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
   fake_.set_devices(kRanks);
   std::barrier both(kRanks);
-  ToyJob job{.config = stream_config(3, OffloadDevice::none),
+  ToyJob job{.config = stream_config({3}),
              .limit = std::chrono::milliseconds(300),
              .connect = on(GetParam())};
   job.config.zero.prefetch_bucket_size = 0;

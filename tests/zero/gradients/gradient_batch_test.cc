@@ -38,30 +38,8 @@ void contribute_sum(Engine& engine, ParameterId id, int rank, int64_t step, int6
   engine.contribute(id, view_of(std::span<float>(sum)));
 }
 
-// One contribution of each parameter.
-void plain_batch(Engine& engine, Communicator& comm, int64_t step) {
-  backward(engine, comm.rank(), step, 0);
-  EXPECT_TRUE(engine.end_micro_step());
-}
-
 class GradientBatchTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Stages, GradientBatchTest, ::testing::Range(0, 4));
-
-TEST_P(GradientBatchTest, ContributionsAreReducedAsTheyComeAtEveryStage) {
-  run_engines({base_config(GetParam(), DType::fp32)}, [](Engine& engine, Communicator& comm) {
-    const auto count = [&] { return reductions(comm.stats(), GetParam()); };
-    const int64_t before = count();
-    backward(engine, comm.rank(), 0, 0);
-    const int64_t buckets = count() - before;
-    EXPECT_GT(buckets, 2);
-    EXPECT_EQ(engine.batch().phase, BatchPhase::open);
-    EXPECT_TRUE(engine.end_micro_step());
-    EXPECT_EQ(count() - before, buckets);
-    EXPECT_EQ(engine.batch().phase, BatchPhase::step_due);
-    engine.step();
-    EXPECT_EQ(engine.batch().phase, BatchPhase::idle);
-  });
-}
 
 // Sums of the toy's gradients are exact, so the split of a gradient shows in no bit.
 TEST_P(GradientBatchTest, LateContributionsCountAtThePriceOfOneRound) {
@@ -133,11 +111,7 @@ TEST_P(GradientBatchTest, ABackwardWithoutMemoryCanBeRepeated) {
 
 // What reads gradients before the step (clipping) has to see late ones.
 TEST_P(GradientBatchTest, LateContributionsCanBeReducedBeforeTheStep) {
-  struct Seen {
-    std::vector<std::vector<float>> gradients;
-    double norm = 0;
-    bool operator==(const Seen&) const = default;
-  };
+  using Seen = std::pair<double, std::vector<std::vector<float>>>;  // norm, and reduced gradients
   // The first step of an engine, in which one contribution of each parameter is expected.
   const auto first_step = [](const std::vector<int>& ranks, bool late) {
     std::array<Seen, 2> all;  // by rank
@@ -160,9 +134,9 @@ TEST_P(GradientBatchTest, LateContributionsCanBeReducedBeforeTheStep) {
       for (const StateInterval& part : engine.states().state_intervals()) {
         if (part.grad.empty()) continue;
         const float* values = part.grad.as<const float>();
-        seen.gradients.emplace_back(values, values + part.grad.numel);
+        seen.second.emplace_back(values, values + part.grad.numel);
       }
-      seen.norm = engine.step().grad_norm;
+      seen.first = engine.step().grad_norm;
     });
     return all;
   };
@@ -234,7 +208,11 @@ TEST_P(GradientBatchTest, ABatchThatIsNotSteppedGoesOn) {
     EXPECT_TRUE(engine.end_micro_step());
   };
   const Config config = base_config(GetParam(), DType::fp32);
-  EXPECT_EQ(train(config, twice), train(config, once));
+  const ToyOutcome expected = train(config, once);
+  EXPECT_EQ(train(config, twice), expected);
+  if (GetParam() > 0) {  // no offload at stage 0
+    EXPECT_EQ(train(offloaded(config, 0.5), twice), expected);
+  }
 }
 
 TEST_P(GradientBatchTest, AStepWithoutAGradientChangesNothing) {
@@ -253,6 +231,14 @@ TEST_P(GradientBatchTest, AStepWithoutAGradientChangesNothing) {
   });
 }
 
+// One contribution of each parameter in each micro-step.
+void plain_batch(Engine& engine, Communicator& comm, int64_t step) {
+  for (int64_t micro = 0; micro < engine.batch().rule.accumulation_steps; ++micro) {
+    backward(engine, comm.rank(), step, micro);
+    engine.end_micro_step();
+  }
+}
+
 TEST_P(GradientBatchTest, ABoundaryThatIsSetAfterTheReductionCounts) {
   const auto late_boundary = [](Engine& engine, Communicator& comm, int64_t step) {
     engine.set_batch_rule({.boundary = false});
@@ -266,36 +252,23 @@ TEST_P(GradientBatchTest, ABoundaryThatIsSetAfterTheReductionCounts) {
   EXPECT_EQ(train(config, late_boundary), train(config, plain_batch));
 }
 
+// Whatever was accumulated before and wherever it is stored.
 TEST_P(GradientBatchTest, ADroppedBatchLeavesNothing) {
   const auto dropped = [](Engine& engine, Communicator& comm, int64_t step) {
-    for (int64_t part = 5; part < 7; ++part) backward(engine, comm.rank(), step, part);  // late
+    plain_batch(engine, comm, step + 5);
+    backward(engine, comm.rank(), step, 7);
+    backward(engine, comm.rank(), step, 8);  // late
     engine.drop_batch();
     EXPECT_EQ(engine.batch().phase, BatchPhase::idle);
     plain_batch(engine, comm, step);
   };
-  const Config config = base_config(GetParam(), DType::fp32);
-  EXPECT_EQ(train(config, dropped), train(config, plain_batch));
-}
-
-TEST_P(GradientBatchTest, CallsOutOfOrderAreErrors) {
-  run_engines({base_config(GetParam()), 1}, [](Engine& engine, Communicator&) {
-    const auto message = [](const auto& call) { return error_of(call); };
-    const ParameterId id = engine.parameter_id("h.0.weight");
-    std::vector<float> values(7);
-    EXPECT_THAT(message([&] { engine.contribute(id, view_of(std::span<float>(values))); }),
-                HasSubstr("gradient of h.0.weight: got 7 elements, expected 1517"));
-    const ParameterId frozen = engine.parameter_id("h.1.frozen");
-    values.resize(static_cast<size_t>(engine.numel(frozen)));
-    EXPECT_THAT(message([&] { engine.contribute(frozen, view_of(std::span<float>(values))); }),
-                HasSubstr("h.1.frozen is frozen"));
-    engine.gradient(id);
-    EXPECT_THAT(message([&] { engine.set_batch_rule({.boundary = true}); }),
-                HasSubstr("within a micro-step"));
-    EXPECT_THAT(message([&] { engine.step(); }), HasSubstr("end_micro_step"));
-    engine.reduce_gradients();
-    EXPECT_THAT(message([&] { engine.set_batch_rule({.accumulation_steps = 0}); }),
-                HasSubstr("accumulation_steps: got 0"));
-  });
+  for (const int64_t accumulation : {1, 3}) {
+    const Config config = base_config(GetParam(), DType::fp32, accumulation);
+    const ToyOutcome expected = train(config, plain_batch);
+    EXPECT_EQ(train(config, dropped), expected) << accumulation << " micro-steps";
+    if (GetParam() == 0) continue;  // no offload
+    EXPECT_EQ(train(offloaded(config, 0.5), dropped), expected) << accumulation << " micro-steps";
+  }
 }
 
 }  // namespace

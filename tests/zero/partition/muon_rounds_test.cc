@@ -148,24 +148,5 @@ TEST(MuonRounds, LeaveMatricesWhereTheyAre) {
   EXPECT_EQ(two.busiest, two.all / 2);
 }
 
-// At stage 0, and on one rank, every rank has all it needs.
-TEST(MuonRounds, ExchangeNothingIfEachRankStoresAll) {
-  for (const auto& [stage, ranks] : {std::pair(0, 4), std::pair(2, 1)}) {
-    const ShardedModel model(config_of(stage), matrices({{6, 4}, {4, 4}, {300, 5}}), ranks, true);
-    size_t buckets = 0;
-    for (const MuonRound& round : muon_rounds(model.sharding, model.buckets)) {
-      ASSERT_EQ(round.shares.size(), 1U);
-      const MuonShare& share = round.shares.front();
-      const Bucket& bucket = model.buckets[static_cast<size_t>(share.bucket)];
-      EXPECT_FALSE(share.to_owners || share.to_shards);
-      EXPECT_EQ(std::tuple(share.stored, share.owned, share.begin, share.numel),
-                std::tuple(0, 0, 0, bucket.layout.padded_numel()));
-      EXPECT_EQ(round.numel, bucket.layout.padded_numel());
-      ++buckets;
-    }
-    EXPECT_EQ(buckets, model.buckets.size());
-  }
-}
-
 }  // namespace
 }  // namespace zerorun::muon_rounds_of
