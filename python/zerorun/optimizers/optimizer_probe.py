@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from zerorun import _C
 from zerorun import torch_seam as seam
-from zerorun.shards.torch_optimizer import SERVED
+from zerorun.shards.torch_optimizer import SERVED, first_states
 
 _SHAPE = (16, 24)
 _CUT = 152  # elements of the first part
@@ -144,7 +144,7 @@ def _gradients(start: torch.Tensor, noise: torch.Tensor) -> Iterator[torch.Tenso
 def _twin(
     optimizer: torch.optim.Optimizer, group: int, parameter: nn.Parameter
 ) -> torch.optim.Optimizer:
-    """A copy with `parameter` as the only one, and without states."""
+    """A copy with `parameter` as the only one, and without states of steps."""
     twin = object.__new__(type(optimizer))
     # Whatever refers to the optimizer, its states or a parameter refers to the copy's.
     memo: dict[int, Any] = {id(optimizer): twin, id(optimizer.state): collections.defaultdict(dict)}
@@ -163,6 +163,7 @@ def _twin(
     for index, copied in enumerate(attributes["param_groups"]):
         copied["params"] = [parameter] if index == group else []
         _enlarge(copied, vars(optimizer).get("defaults", {}))
+    twin.state.update(first_states(optimizer, parameter))
     train = getattr(type(optimizer), "train", None)
     if callable(train):  # some begin in evaluation
         train(twin)

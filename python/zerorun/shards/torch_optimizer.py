@@ -216,6 +216,9 @@ class TorchStates:
 
     def step(self, frozen: Iterable[int] = ()) -> None:
         """Steps the shards, whose gradients the engine has prepared, but for those of `frozen`."""
+        for shard in self._shards.values():
+            if not self._states.get(shard):
+                self._states.update(first_states(self._optimizer, shard))
         left = {shard: shard.grad for (index, _), shard in self._shards.items() if index in frozen}
         for shard in left:
             shard.grad = None
@@ -253,6 +256,14 @@ class TorchStates:
                 self._states, optimizer.state = optimizer.state, before
                 for group, params in zip(groups, given, strict=True):
                     group["params"] = params
+
+
+def first_states(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> Any:
+    """What Adagrad's constructor makes, as its step did not make what is missing up to PyTorch 2.9."""
+    if not isinstance(optimizer, torch.optim.Adagrad):
+        return {}
+    value = optimizer.defaults["initial_accumulator_value"]
+    return torch.optim.Adagrad([parameter], initial_accumulator_value=value).state
 
 
 def _common_in(states: Any) -> dict[str, Any]:
