@@ -2,20 +2,22 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
 
 import pytest
+from host_namespaces import why_not
 
 from .job import name_of
-from .namespaces import Hosts, Network, missing, missing_for_ssh
+from .namespaces import Hosts, Network
 
 
 @pytest.fixture(scope="session")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Two hosts without sshd, for launchers that a test starts on each."""
-    if problem := missing():
+    if problem := why_not():
         pytest.skip(problem)
     found = Network(tmp_path_factory.mktemp("network"))
     yield found
@@ -24,7 +26,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if problem := missing_for_ssh():
+    missing = [name for name in ("ssh", "ssh-keygen", "/usr/sbin/sshd") if not shutil.which(name)]
+    if problem := f"{missing} are not installed" if missing else why_not():
         pytest.skip(problem)
     found = Hosts(tmp_path_factory.mktemp("hosts"))
     yield found

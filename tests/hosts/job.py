@@ -7,6 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from ranks import piped
+
 from .namespaces import Hosts
 
 ROOT = Path(__file__).parents[2]
@@ -30,20 +32,13 @@ class Job:
         if start == "ssh":
             arguments += [f"--launcher_args={hosts.ssh_options()}"]
         self.started = time.monotonic()
-        self.process = subprocess.Popen(
-            hosts.inside(0, *arguments, *options, *program),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = hosts.inside(0, *arguments, *options, *program)
+        self.process = piped(command, stdin=subprocess.DEVNULL)
 
-    def members(self) -> list[int]:
-        """Every process on the hosts but their sshd: what runs there is the job."""
-        return [pid for host in range(2) for pid in self.members_on(host)]
-
-    def members_on(self, host: int) -> list[int]:
-        return [pid for pid in self.hosts.processes(host) if name_of(pid) not in ("sshd", "")]
+    def members(self, *hosts: int) -> list[int]:
+        """Every process on all hosts, or those given, but their sshd: the job's."""
+        found = [pid for host in hosts or (0, 1) for pid in self.hosts.processes(host)]
+        return [pid for pid in found if name_of(pid) not in ("sshd", "")]
 
     def read_lines(self, count: int) -> list[str]:
         assert self.process.stdout is not None

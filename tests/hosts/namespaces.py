@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
@@ -12,8 +11,8 @@ NAMES = ("zr-host-a", "zr-host-b")
 NAMES_6 = ("zr-host6-a", "zr-host6-b")
 
 
-def run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True)
+def run(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 class Network:
@@ -31,14 +30,16 @@ class Network:
     def name(self, number: int, *names: str) -> None:
         """What one of the hosts finds in its /etc/hosts before everything else."""
         lines = ["127.0.0.1 localhost", *names]
-        lines += [f"{a} {n}" for a, n in zip(ADDRESSES, NAMES, strict=True)]
-        lines += [f"{a} {n}" for a, n in zip(ADDRESSES_6, NAMES_6, strict=True)]
+        lines += map(" ".join, zip(ADDRESSES + ADDRESSES_6, NAMES + NAMES_6, strict=True))
         own = Path("/etc/netns", self.namespaces[number])  # `ip netns exec` mounts it over /etc
         (own / "hosts").write_text("".join(f"{line}\n" for line in lines))
 
     def ip(self, number: int, *words: str) -> None:
         """Runs ip(8) for one of the hosts."""
         run("ip", "-n", self.namespaces[number], *words)
+
+    def address(self, number: int) -> str:
+        return ADDRESSES[number]
 
     def _connect(self) -> None:
         for number, namespace in enumerate(self.namespaces):
@@ -62,9 +63,7 @@ class Network:
 
     def processes(self, number: int) -> list[int]:
         """Those that run on one of the hosts."""
-        words = ["ip", "netns", "pids", self.namespaces[number]]
-        found = subprocess.run(words, check=True, capture_output=True, text=True)
-        return [int(pid) for pid in found.stdout.split()]
+        return [int(pid) for pid in run("ip", "netns", "pids", self.namespaces[number]).split()]
 
     def cut(self) -> None:
         """The link between the hosts goes down, without a word to either."""
@@ -76,9 +75,7 @@ class Network:
 
     def sent_bytes(self, number: int) -> int:
         """By one of the hosts to the other."""
-        words = ["ip", "netns", "exec", self.namespaces[number], "cat"]
-        words += ["/sys/class/net/eth0/statistics/tx_bytes"]
-        return int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+        return int(run(*self.inside(number, "cat", "/sys/class/net/eth0/statistics/tx_bytes")))
 
     def _add_address_6(self, number: int) -> None:
         words = ("address", "replace", f"{ADDRESSES_6[number]}/64", "dev", "eth0")
@@ -94,18 +91,15 @@ class Network:
 class Hosts(Network):
     """Such hosts with sshd and keys, and a hostfile."""
 
-    def __init__(self, folder: Path, slots: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         self.daemons: list[subprocess.Popen[bytes]] = []
         self.key = folder / "key"
         self.hostfile = folder / "hosts"
-        self.hostfile.write_text("".join(f"{one} slots={slots}\n" for one in ADDRESSES))
+        self.hostfile.write_text("".join(f"{one} slots=2\n" for one in ADDRESSES))
         super().__init__(folder)
 
     def _connect(self) -> None:
         super()._connect()
-        self._start_daemons()
-
-    def _start_daemons(self) -> None:
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
         authorized = self.folder / "authorized_keys"
         shutil.copy(f"{self.key}.pub", authorized)
@@ -117,24 +111,11 @@ class Hosts(Network):
                 f"HostKey {self.key}\nAuthorizedKeysFile {authorized}\n"
                 f"PidFile none\nPermitRootLogin yes\nStrictModes no\nUsePAM no\n"
             )
-            self.daemons.append(
-                subprocess.Popen(
-                    self.inside(number, "/usr/sbin/sshd", "-D", "-f", str(config)),
-                    stdin=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
-        for number in range(2):
-            probe = (
-                "import socket, sys\n"
-                f"socket.create_connection(({ADDRESSES[number]!r}, 22), 1).close()"
-            )
-            deadline = time.monotonic() + 20
-            command = self.inside(1 - number, "python3", "-c", probe)
-            while subprocess.run(command, capture_output=True, check=False).returncode != 0:
-                if time.monotonic() > deadline:
-                    raise RuntimeError("sshd does not listen")
-                time.sleep(0.05)
+            command = self.inside(number, "/usr/sbin/sshd", "-D", "-f", str(config))
+            self.daemons.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        for number, address in enumerate(ADDRESSES):
+            probe = f"until : < /dev/tcp/{address}/22; do sleep 0.05; done"
+            subprocess.run(self.inside(1 - number, "bash", "-c", probe), timeout=20, check=True)
 
     def ssh_options(self) -> str:
         return (
@@ -147,26 +128,3 @@ class Hosts(Network):
             daemon.kill()
             daemon.wait()
         super().close()
-
-
-def missing_for_ssh() -> str:
-    """What keeps this machine from having hosts with sshd, or nothing."""
-    for program in ("ssh", "ssh-keygen"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
-    return missing() if Path("/usr/sbin/sshd").exists() else "sshd is not installed"
-
-
-def missing() -> str:
-    """What keeps this machine from having such hosts, or nothing."""
-    for program in ("ip", "unshare"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    try:
-        run("ip", "netns", "add", f"zrprobe{os.getpid()}")
-        run("ip", "netns", "delete", f"zrprobe{os.getpid()}")
-    except subprocess.CalledProcessError as error:
-        return f"no network namespaces: {error.stderr.strip()}"
-    return ""

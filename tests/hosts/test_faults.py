@@ -76,14 +76,14 @@ FAULTS = [
 
 def victim_of(fault: Fault, job: Job) -> int:
     if fault.victim == "rank":
-        return next(pid for pid in job.members_on(1) if rank_of(pid) == "3")
+        return next(pid for pid in job.members(1) if rank_of(pid) == "3")
     if fault.victim == "ssh":
-        return next(pid for pid in job.members_on(0) if name_of(pid) == "ssh")
+        return next(pid for pid in job.members(0) if name_of(pid) == "ssh")
     if fault.victim == "launcher":
         return job.process.pid
     # The guardian, of which users see one, or the supervisor, which does the work.
     name = "zr-supervisor" if fault.signal == STOP else "zerorun"
-    return next(pid for pid in job.members_on(1) if name_of(pid) == name)
+    return next(pid for pid in job.members(1) if name_of(pid) == name)
 
 
 def rank_of(pid: int) -> str:

@@ -39,10 +39,10 @@ def test_ranks_start_on_both_hosts(
 ) -> None:
     if start == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
-    monkeypatch.setenv("PDSH_SSH_ARGS", f"{hosts.ssh_options()} %h")
-    monkeypatch.setenv("OMPI_MCA_plm_rsh_args", hosts.ssh_options())
-    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
-    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    variables = {"PDSH_SSH_ARGS": f"{hosts.ssh_options()} %h"}
+    variables |= {"OMPI_MCA_plm_rsh_args": hosts.ssh_options(), "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    for name, value in (variables | {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}).items():
+        monkeypatch.setenv(name, value)
     options = {"ssh": [], "pdsh": ["--launcher", "pdsh"], "mpirun": ["--launcher", "openmpi"]}
     job = Job(hosts, options[start], PLACE, start=start)
     code, output, errors = job.wait()
@@ -62,21 +62,6 @@ def test_ddp_of_pytorch_trains_across_hosts(hosts: Hosts, monkeypatch: pytest.Mo
     lines = [line.split() for line in sorted(output.splitlines())]
     assert [line[:2] for line in lines] == [[str(rank), "4"] for rank in range(4)]
     assert len({line[2] for line in lines}) == 1
-
-
-def test_a_cut_link_ends_the_job_on_both_hosts(hosts: Hosts) -> None:
-    job = Job(hosts, [], ["sh", "-c", "echo ready; exec sleep 1000"])
-    assert job.read_lines(4) == ["ready"] * 4
-    hosts.cut()
-    try:
-        cut = time.monotonic()
-        code, _, errors = job.wait()
-        assert code == 1
-        assert f"host {ADDRESSES[1]} (node 1) was lost: nothing was heard" in errors
-        assert not job.survivors()
-        assert time.monotonic() - cut < 8
-    finally:
-        hosts.mend()
 
 
 def text_to_learn(hosts: Hosts) -> str:
@@ -105,7 +90,7 @@ def test_a_link_that_is_cut_in_mid_step_ends_the_job_in_seconds(hosts: Hosts) ->
     cut = time.monotonic()
     code, _, errors = job.wait()
     assert code == 1
-    assert f"host {ADDRESSES[1]} (node 1) was lost" in errors
+    assert f"host {ADDRESSES[1]} (node 1) was lost: nothing was heard" in errors
     assert not job.survivors()
     assert time.monotonic() - cut < 10
 
@@ -167,23 +152,6 @@ def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> 
     step = (many - few) / 4
     # Frames have headers and are acknowledged; a step also has its norm and other small messages.
     assert 0.97 * planned < step < 1.1 * planned
-
-
-def test_an_interface_that_is_not_there_is_the_error(hosts: Hosts) -> None:
-    job, _ = train(hosts, ["--interface", "eth7"], 3)
-    code, _, errors = job.wait()
-    assert code == 2
-    assert "'eth7'" in errors
-    assert "--interface" in errors
-    assert not job.survivors()
-
-
-def test_an_ssh_that_is_refused_is_the_error(hosts: Hosts) -> None:
-    job = Job(hosts, ["--ssh_port", "23"], PLACE)
-    code, _, errors = job.wait()
-    assert code == 1
-    assert f"no launcher on host {ADDRESSES[1]}" in errors
-    assert "Connection refused" in errors
 
 
 def test_the_first_line_comes_within_a_second_and_the_way_there(hosts: Hosts) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ranks import passed, ran
 
 from .job import ZERORUN
 from .namespaces import ADDRESSES, NAMES, Hosts
@@ -44,35 +45,22 @@ class Slurm:
         config.write_text(CONFIG.format(folder=folder, names=NAMES, addresses=ADDRESSES))
         # Without this Slurm looks for cgroups, which a namespace does not show.
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("SLURM")},
-            "SLURM_CONF": str(config),
-        }
+        inherited = {name: v for name, v in os.environ.items() if not name.startswith("SLURM")}
+        self.environment = inherited | {"SLURM_CONF": str(config)}
         (folder / "state").mkdir()
         daemons = [(0, ["slurmctld", "-D"])]
         daemons += [(node, ["slurmd", "-D", "-N", NAMES[node]]) for node in range(2)]
         self.log = (folder / "daemons.log").open("w")
         self.daemons = [
             subprocess.Popen(
-                hosts.inside(host, *words),
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
+                hosts.inside(host, *words), env=self.environment, stdout=self.log, stderr=self.log
             )
             for host, words in daemons
         ]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.hosts.inside(0, *words),
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        command = self.hosts.inside(0, *words)
+        return ran(command, env=self.environment, stdin=subprocess.DEVNULL, timeout=120)
 
     def wait_until_idle(self) -> None:
         deadline = time.monotonic() + 60
@@ -101,28 +89,20 @@ def slurm(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sl
         found.close()
 
 
-def places(host: str) -> set[str]:
-    return {f"{rank} 4 {rank // 2} {host} {NAMES[rank // 2]}" for rank in range(4)}
-
-
 CPU_RANKS = [str(ZERORUN), "--accelerator", "cpu", "--num_gpus", "2"]
+ALLOCATED = ["salloc", "-Q", "-N2"]
 
 
-def test_in_an_allocation_srun_starts_the_launchers(slurm: Slurm) -> None:
-    done = slurm.run("salloc", "-Q", "-N2", *CPU_RANKS, *PLACE)
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) == places(NAMES[0])
+@pytest.mark.parametrize("start", [ALLOCATED, ["srun", "-N2", "--ntasks-per-node=1"]])
+def test_a_launcher_on_each_node_is_one_job(slurm: Slurm, start: list[str]) -> None:
+    output = passed(slurm.run(*start, *CPU_RANKS, *PLACE)).stdout
+    places = {f"{rank} 4 {rank // 2} {NAMES[0]} {NAMES[rank // 2]}" for rank in range(4)}
+    assert set(output.splitlines()) == places
 
 
 def test_a_failure_on_another_node_is_the_exit_code(slurm: Slurm) -> None:
     script = "test $RANK = 3 && exit 7; exec sleep 1000"
-    done = slurm.run("salloc", "-Q", "-N2", *CPU_RANKS, "sh", "-c", script)
+    done = slurm.run(*ALLOCATED, *CPU_RANKS, "sh", "-c", script)
     assert done.returncode == 7, done.stderr
     assert "rank 3 of 4 (pid" in done.stderr
     assert NAMES[1] in done.stderr
-
-
-def test_srun_of_a_launcher_on_each_node_is_one_job(slurm: Slurm) -> None:
-    done = slurm.run("srun", "-N2", "--ntasks-per-node=1", *CPU_RANKS, *PLACE)
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) == places(NAMES[0])
