@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ranks import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 120
@@ -36,17 +37,9 @@ class Environment:
         """Its standard output. PATH has no other zerorun, and no Python of the environment's."""
         names = ("HOME", "TMPDIR")
         kept = {name: os.environ[name] for name in names if name in os.environ}
-        result = subprocess.run(
-            self.command(*arguments, hidden=hidden),
-            env=kept | {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"} | variables,
-            cwd=self.work,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
+        own = kept | {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"} | variables
+        command = self.command(*arguments, hidden=hidden)
+        return output_of(*command, env=own, cwd=self.work, timeout=DEADLINE)
 
 
 @pytest.fixture(scope="session")
