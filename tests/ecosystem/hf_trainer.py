@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from program import history, start, trainer_arguments, write
+from program import Figures, history, trainer_arguments
 from tiny import WORDS, llama, shared_folder
 from transformers import Trainer, TrainingArguments
 
@@ -29,7 +29,7 @@ def make_trainer(given: Any, folder: str) -> Trainer:
         **trainer_arguments(given, output_dir=folder, save_strategy="steps", save_steps=4),
         gradient_accumulation_steps=2,
         gradient_checkpointing=True,
-        gradient_checkpointing_kwargs={"use_reentrant": given.reentrant},
+        gradient_checkpointing_kwargs={"use_reentrant": "reentrant" in given.words},
         warmup_steps=2,
         weight_decay=0.1,
         max_grad_norm=0.5,
@@ -42,18 +42,13 @@ def make_trainer(given: Any, folder: str) -> Trainer:
     )
 
 
-def main() -> None:
-    given = start()
+def figures(given: Any) -> Figures:
     folder = shared_folder()
     trainer = make_trainer(given, folder)
     trainer.train()
-    figures = history(trainer) | {"eval_loss": [trainer.evaluate()["eval_loss"]]}
+    found = history(trainer) | {"eval_loss": [trainer.evaluate()["eval_loss"]]}
     resumed = make_trainer(given, folder)
     resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-4")
-    figures["resumed_loss"] = history(resumed)["loss"]
-    figures["resumed_eval_loss"] = [resumed.evaluate()["eval_loss"]]
-    write(given, figures)
-
-
-if __name__ == "__main__":
-    main()
+    found["resumed_loss"] = history(resumed)["loss"]
+    found["resumed_eval_loss"] = [resumed.evaluate()["eval_loss"]]
+    return found

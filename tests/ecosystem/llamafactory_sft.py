@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import trl
-from program import history, start, trainer_arguments, write
+from program import Figures, history, trainer_arguments
 from tiny import save_llama, sentence, shared_folder
 from transformers import TrainerCallback
 
@@ -24,7 +24,7 @@ from llamafactory.hparams import get_train_args  # noqa: E402
 from llamafactory.train.sft import run_sft  # noqa: E402
 
 
-class Figures(TrainerCallback):
+class Logged(TrainerCallback):
     """What the Trainer has logged when it ends."""
 
     def on_train_end(self, _arguments: Any, state: Any, *_: Any, **__: Any) -> None:
@@ -42,8 +42,7 @@ def save_data() -> str:
     return str(folder)
 
 
-def main() -> None:
-    given = start()
+def figures(given: Any) -> Figures:
     model, data = save_llama(), save_data()
     arguments = trainer_arguments(given, output_dir=shared_folder(), max_steps=6) | {
         "stage": "sft",
@@ -53,17 +52,13 @@ def main() -> None:
         "dataset_dir": data,
         "template": "empty",
         "cutoff_len": 32,
-        "finetuning_type": "lora" if given.lora else "full",
+        "finetuning_type": "lora" if "lora" in given.words else "full",
         "lora_target": "all",
         "lora_rank": 4,
         "overwrite_cache": True,
         "disable_gradient_checkpointing": True,  # its own expects an older transformers
         "gradient_accumulation_steps": 2,
     }
-    figures = Figures()
-    run_sft(*get_train_args(arguments), callbacks=[figures])
-    write(given, history(figures))
-
-
-if __name__ == "__main__":
-    main()
+    logged = Logged()
+    run_sft(*get_train_args(arguments), callbacks=[logged])
+    return history(logged)

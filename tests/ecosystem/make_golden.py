@@ -27,28 +27,23 @@ from runs import GOLDEN, HERE, PACKAGES, RANKS, RUNS, golden
 VERSIONED = ("deepspeed", "torch", "transformers", "accelerate")
 
 
-def run_rank(rank: int, port: int, program: str, options: list[str]) -> None:
+def run_rank(rank: int, port: int, *arguments: str) -> None:
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_SIZE": RANKS}
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "HF_HUB_OFFLINE": 1}
     os.environ |= {name: str(value) for name, value in variables.items()}
-    sys.argv = [program, f"--local_rank={rank}", *options]
-    runpy.run_path(str(HERE / f"{program}.py"), run_name="__main__")
+    sys.argv = ["program.py", f"--local_rank={rank}", *arguments]
+    runpy.run_path(str(HERE / "program.py"), run_name="__main__")
 
 
-def free_port() -> int:
+def figures(program: str, run: str) -> dict[str, list[float]]:
+    context = multiprocessing.get_context("fork")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def figures(program: str, options: str) -> dict[str, list[float]]:
-    """Of one run."""
-    context = multiprocessing.get_context("fork")
+        port = listener.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        arguments = [program, [*options.split(), "--figures", str(file)]]
-        port = free_port()
-        ranks = [context.Process(target=run_rank, args=(r, port, *arguments)) for r in range(RANKS)]
+        arguments = (port, program, run, "--figures", str(file))
+        ranks = [context.Process(target=run_rank, args=(r, *arguments)) for r in range(RANKS)]
         for rank in ranks:
             rank.start()
         for rank in ranks:
@@ -66,7 +61,7 @@ def main() -> None:
             importlib.import_module(package)
         found = golden(program) if run else {}
         for name in [run] if run else RUNS[program]:
-            found[name] = figures(program, RUNS[program][name])
+            found[name] = figures(program, name)
         versions = {name: version(name) for name in (*VERSIONED, *PACKAGES[program])}
         text = json.dumps({"versions": versions, "runs": found}, indent=1)
         (GOLDEN / f"{program}.json").write_text(text + "\n")

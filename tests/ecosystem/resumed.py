@@ -18,7 +18,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 WIDTH, MICRO, EPOCHS = 8, 2, 2
 
@@ -26,17 +26,6 @@ WIDTH, MICRO, EPOCHS = 8, 2, 2
 def sample(index: int) -> dict[str, torch.Tensor]:
     values = torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
     return {"ids": torch.tensor(index), "x": values}
-
-
-class Listed(Dataset):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return sample(index)
 
 
 class Streamed(IterableDataset):
@@ -170,7 +159,8 @@ def main() -> None:
     given = parser.parse_args()
     deepspeed.init_distributed()
     run = run_trainer if given.kind == "trainer" else run_accelerate
-    data = (Streamed if given.iterable else Listed)(given.samples)
+    count = given.samples
+    data = Streamed(count) if given.iterable else [sample(index) for index in range(count)]
     found = {} if given.rest else {"whole": run(given, data, None)}
     steps = given.rest or found["whole"]["steps"]
     for at in range(1, 1 if given.first else steps + 1):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks import launch
+from ranks import launch, passed
 from runs import HERE, PACKAGES, RANKS, RUNS, golden
 
 BUILD = HERE.parents[1] / "build" / "release"
@@ -40,33 +40,29 @@ def test_follows_deepspeed(
     expected = golden(program).get(name)
     if expected is None:
         pytest.skip(f"no figures of DeepSpeed's yet: make_golden.py {program} records them")
-    options, file = RUNS[program][name], tmp_path / "figures.json"
-    script = [HERE / f"{program}.py", *options.split(), "--figures", file]
+    file = tmp_path / "figures.json"
+    script = [HERE / "program.py", program, name, "--figures", file]
     variables = {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(tmp_path)}
-    job = launch(BUILD, RANKS, "--deepspeed_compat", *script, cwd=tmp_path, **variables)
-    assert job.returncode == 0, job.stdout + job.stderr
+    passed(launch(BUILD, RANKS, "--deepspeed_compat", *script, cwd=tmp_path, **variables))
     found = json.loads(file.read_text())
     assert found.keys() == expected.keys()
     differences = {key: worst_difference(key, found[key], expected[key]) for key in expected}
     record_property("largest_difference", max(differences.values()))  # for docs/ecosystem.md
-    tolerance = 1e-2 if "--bf16" in options else 1e-5
+    tolerance = 1e-2 if "bf16" in name else 1e-5
     assert max(differences.values()) <= tolerance, (differences, found, expected)
 
 
-# bf16 rounds a batch otherwise on two ranks; the largest difference was 6e-6.
-ADAPTERS_TOLERANCE = 1e-4
-
-
-def test_adapters_follow_pytorch(
-    tmp_path: Path, record_property: Callable[[str, object], None]
+@pytest.mark.parametrize(
+    ("package", "script"), [("peft", "peft_kinds.py"), ("transformers", "distributed_config.py")]
+)
+def test_others_follow_pytorch(
+    tmp_path: Path, record_property: Callable[[str, object], None], package: str, script: str
 ) -> None:
-    """Every kind of PEFT's, whatever checkpoints activations, has the losses of one process."""
-    pytest.importorskip("peft")
-    file = tmp_path / "figures.json"
-    script = ["--no_local_rank", HERE / "peft_kinds.py", file]
-    job = launch(BUILD, RANKS, "--deepspeed_compat", *script, cwd=tmp_path)
-    assert job.returncode == 0, job.stdout + job.stderr
-    found = json.loads(file.read_text())
+    """They print the largest difference of each run, and have compared what has to be the same."""
+    pytest.importorskip(package)
+    command = ["--deepspeed_compat", "--no_local_rank", HERE / script, tmp_path]
+    found = json.loads(passed(launch(BUILD, RANKS, *command, cwd=tmp_path)).stdout.splitlines()[-1])
     record_property("largest_differences", json.dumps(found))  # for docs/ecosystem.md
     assert found
-    assert {run: figure for run, figure in found.items() if not figure <= ADAPTERS_TOLERANCE} == {}
+    # bf16 rounds a batch otherwise on two ranks; the largest difference was 6e-6.
+    assert {run: figure for run, figure in found.items() if not figure <= 1e-4} == {}

@@ -53,6 +53,14 @@ def sentence(number: int, length: int = 12) -> str:
     return " ".join(f"w{(word + step * at) % WORDS}" for at in range(length))
 
 
+def sequences(random: Any, length: int) -> Any:
+    """Numbers of words of two sentences."""
+    import torch
+
+    first = torch.randint(0, WORDS, (2, 1), generator=random)
+    return (first + 3 * torch.arange(length)) % WORDS
+
+
 def llama(**changes: Any) -> Any:
     """A random Llama; the same on every rank."""
     import torch
