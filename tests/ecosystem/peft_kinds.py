@@ -26,6 +26,7 @@ SQUARE = ["q_proj", "o_proj"]  # kinds that share a matrix among layers need one
 ADA = {"init_r": 6, "target_r": 3, "tfinal": 1, "total_step": 6}
 VB = {"num_vectors": 16, "vector_length": 8}
 IA3 = {"target_modules": ["k_proj", "v_proj", "down_proj"], "feedforward_modules": ["down_proj"]}
+TOKENS = {"token_indices": [1, 5, 9], "target_modules": ["embed_tokens"]}
 
 # By name: the configuration.
 KINDS = {
@@ -49,9 +50,7 @@ KINDS = {
     "MiSS": peft.MissConfig(r=4, target_modules=SQUARE),
     "SHiRA": peft.ShiraConfig(r=2, target_modules=SQUARE),
     "FourierFT": peft.FourierFTConfig(n_frequency=20, target_modules=LINEAR),
-    "trainable tokens": peft.TrainableTokensConfig(
-        token_indices=[1, 5, 9], target_modules=["embed_tokens"]
-    ),
+    "trainable tokens": peft.TrainableTokensConfig(**TOKENS),
 }
 CHECKPOINTING = {"none": None, "reentrant": True, "not reentrant": False}
 

@@ -112,13 +112,10 @@ def fake_library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(Path(zerorun.__file__).parent / LIBRARY))
     library.fake_torch_stream.restype = ctypes.c_void_p
     library.fake_violation.restype = ctypes.c_char_p
-    library.fake_bytes_held.restype = ctypes.c_int64
-    library.fake_take_peak.restype = ctypes.c_int64
-    library.fake_calls_on.argtypes = [ctypes.c_void_p]
-    library.fake_launches_of.argtypes = [ctypes.c_char_p]
-    library.fake_is_on_gpu.argtypes = [ctypes.c_void_p]
+    library.fake_bytes_held.restype = library.fake_take_peak.restype = ctypes.c_int64
+    for function in (library.fake_calls_on, library.fake_is_on_gpu, library.fake_disown):
+        function.argtypes = [ctypes.c_void_p]
     library.fake_adopt.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    library.fake_disown.argtypes = [ctypes.c_void_p]
     return library
 
 
@@ -223,8 +220,7 @@ def _move(tensor: torch.Tensor, gpu: bool, args: Any, kwargs: Any) -> torch.Tens
 class _Event:
     """An event of a stream that is never behind."""
 
-    def __init__(self, enable_timing: bool = False) -> None:
-        self.time = 0.0
+    def __init__(self, enable_timing: bool = False) -> None: ...
 
     def record(self) -> None:
         self.time = time.perf_counter()
@@ -242,6 +238,10 @@ class FakeTorchCuda:
     def __init__(self, streams: str) -> None:
         self.library = fake_library()
         self.library.fake_use_default_stream()
+        self.calls_on = self.library.fake_calls_on  # calls of the engine that were given a stream
+        self.bytes_held = self.library.fake_bytes_held  # of the fake runtime's pools
+        self.take_peak = self.library.fake_take_peak  # with PyTorch's, since the last call
+        self.set_delay = self.library.fake_set_delay  # in microseconds, of work on its streams
         self.current = 0  # the handle of CUDA's default stream, which is PyTorch's
         self._from_dlpack = torch.from_dlpack
         torch.from_dlpack = torch.utils.dlpack.from_dlpack = self._import
@@ -254,10 +254,6 @@ class FakeTorchCuda:
         for mode in self._modes:
             mode.__enter__()
 
-    def calls_on(self, stream: int) -> int:
-        """Calls of the engine that were given a stream."""
-        return self.library.fake_calls_on(stream)
-
     def launches_of(self, kind: str) -> int:
         """Launches of the engine's kernels that take something of that type."""
         return self.library.fake_launches_of(kind.encode())
@@ -266,18 +262,6 @@ class FakeTorchCuda:
         """True if its memory is from the fake runtime's pools."""
         found = mark_of(tensor)
         return found is not None and not found.of_pytorch
-
-    def bytes_held(self) -> int:
-        """Memory of the fake runtime's pools that somebody has."""
-        return self.library.fake_bytes_held()
-
-    def take_peak(self) -> int:
-        """The most memory that the engine and PyTorch had at a time since the last call."""
-        return self.library.fake_take_peak()
-
-    def set_delay(self, microseconds: int) -> None:
-        """Work on the engine's streams starts up to that much later than it could."""
-        self.library.fake_set_delay(microseconds)
 
     def violation(self) -> str:
         """The first call that the real CUDA would punish."""
@@ -294,8 +278,8 @@ class FakeTorchCuda:
 
     def _patch_cuda(self) -> None:
         answers = {"is_available": True, "is_bf16_supported": True, "device_count": 1}
-        answers |= {"current_device": 0, "synchronize": None}
-        answers |= {"is_current_stream_capturing": False, "empty_cache": None}
+        answers |= {"current_device": 0, "synchronize": None, "empty_cache": None}
+        answers["is_current_stream_capturing"] = False
         for name, answer in answers.items():
             setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         self.made_current = []  # devices, in the order of the calls

@@ -7,11 +7,12 @@ takes an argument gets a folder for what it writes.
 
 import ast
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,24 @@ def cases_in(name: str) -> list[str]:
 def end_with_parent() -> None:
     """This process is killed when the one that started it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def forked(function: Callable[..., None], ranks: int, port: int, *arguments: object) -> None:
+    """Runs it on every rank of a job, in forks of this process."""
+
+    def run(rank: int) -> None:
+        job = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({key: str(value) for key, value in job.items()})
+        function(*arguments)
+
+    fork = multiprocessing.get_context("fork")
+    jobs = [fork.Process(target=run, args=(rank,)) for rank in range(ranks)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert not any(job.exitcode for job in jobs)
 
 
 def environment(build: Path, **variables: str) -> dict[str, str]:
