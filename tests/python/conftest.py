@@ -5,9 +5,8 @@ import json
 import os
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gpu_machine import Machine
@@ -96,16 +95,43 @@ def small_training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[st
     (tmp_path / "model.json").write_text(json.dumps(shape))
     jobs = []
 
-    def start(*words: object, **options: Any) -> subprocess.Popen[str]:
-        jobs.append(
-            piped(words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)
-        )
+    def start(*words: object) -> subprocess.Popen[str]:
+        jobs.append(piped(words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}))
         return jobs[-1]
 
     yield start
     for job in jobs:
         job.kill()
         job.communicate()
+
+
+@pytest.fixture
+def start_train(
+    zerorun: Path, small_training: Callable[..., subprocess.Popen[str]]
+) -> Callable[..., subprocess.Popen[str]]:
+    """Starts the train program (ZERORUN_TRAIN, or the build's) on two ranks with small_training's
+    text and model."""
+    program = os.environ.get("ZERORUN_TRAIN", "train")
+    options = ("--data", "text", "--model", "model.json", "--micro_batch", "2", "--sample=")
+
+    def start(*arguments: object, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
+        words = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", *launcher, program)
+        return small_training(*words, *options, *arguments)
+
+    return start
+
+
+@pytest.fixture
+def train(start_train: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[str, str]]:
+    """Runs it to its end, with an exit code; its output and errors."""
+
+    def run(*arguments: object, code: int = 0) -> tuple[str, str]:
+        job = start_train(*arguments)
+        output, errors = job.communicate(timeout=300)
+        assert job.returncode == code, errors
+        return output, errors
+
+    return run
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -84,6 +84,24 @@ def passed(job: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
     return job
 
 
+def wait_for_step(job: subprocess.Popen[str], least: int) -> list[str]:
+    """What the train program prints up to a step, or a later one."""
+    lines = []
+    for line in job.stdout:
+        lines.append(line)
+        if line.startswith("step ") and int(line.split()[1].split("/")[0]) >= least:
+            break
+    assert job.poll() is None, lines
+    return lines
+
+
+def interrupted(job: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The exit code, output and errors after Ctrl-C."""
+    job.send_signal(signal.SIGINT)
+    output, errors = job.communicate(timeout=DEADLINE)
+    return job.returncode, output, errors
+
+
 def output_of(*command: object, **options: Any) -> str:
     """Of a command that ends well."""
     return passed(ran(list(map(str, command)), **options)).stdout
