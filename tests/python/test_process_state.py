@@ -25,8 +25,7 @@ def test_reset_forgets_all_of_it() -> None:
     data = data_communicator((0,))
     asked = []
     STATE.others["a module"] = lambda: asked.append(1)
-    block = Init(enabled=True)
-    STATE.inits.append(block)
+    STATE.inits.append(Init(enabled=True))
     assert communicator.world() is before
     assert data_communicator((0,)) is data
     assert "ep_size_1" in experts.known()

@@ -75,7 +75,9 @@ def test_of_whole_tensors_only_counts_and_statistics_are_known_to_be_buffers() -
     assert list(source.parameters) == ["weight", "frequencies", "packed"]
     assert "frozen parameters: frequencies, packed (--tensor NAME=buffer" in told[-1]
     # Other sources say themselves what is a buffer.
-    source = source_of(only_names=False, weight=tensor(VALUES, trained=True), calls=tensor(torch.tensor(3)))
+    source = source_of(
+        only_names=False, weight=tensor(VALUES, trained=True), calls=tensor(torch.tensor(3))
+    )
     assert settle(source, {}) == []
     assert not source.buffers
 
