@@ -197,7 +197,7 @@ def test_damaged_checkpoints_are_told_from_intact_ones(train, ckpt, tmp_path):
     listed = json.loads(ckpt("ls", "run", "--json"))
     assert listed["latest"] is None
     assert "latest does not exist" in listed["problem"]
-    assert "holds no checkpoints" in ckpt("ls", ".", code=2)
+    assert "holds no checkpoints" in ckpt("ls", ".", code=1)
     ckpt("ls", "nowhere", code=2)
 
 
