@@ -19,9 +19,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Two hosts without sshd, for launchers that a test starts on each."""
     if problem := why_not():
         pytest.skip(problem)
-    found = Network(tmp_path_factory.mktemp("network"))
-    yield found
-    found.close()
+    with Network(tmp_path_factory.mktemp("network")) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +28,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     missing = [name for name in ("ssh", "ssh-keygen", "/usr/sbin/sshd") if not shutil.which(name)]
     if problem := f"{missing} are not installed" if missing else why_not():
         pytest.skip(problem)
-    found = Hosts(tmp_path_factory.mktemp("hosts"))
-    yield found
-    found.close()
+    with Hosts(tmp_path_factory.mktemp("hosts")) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +43,7 @@ def end_what_a_test_leaves(request: pytest.FixtureRequest) -> Iterator[None]:
 
     before = running()
     yield
-    hosts.mend()
+    hosts.mend(1)
     deadline = time.monotonic() + 3
     while (left := running() - before) and time.monotonic() < deadline:
         time.sleep(0.05)

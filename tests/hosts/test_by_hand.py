@@ -116,7 +116,7 @@ def test_two_launchers_with_node_rank_0(network: Network, first: int) -> None:
 
 
 def test_the_bridge_of_docker_is_no_address_to_meet_at(network: Network) -> None:
-    # A pair, since not every kernel has bridges; with a lower number than eth0 it is found first.
+    # With a lower number than eth0 it is found first.
     network.ip(0, "link", "add", "docker0", "index", "3", "type", "veth", "peer", "name", "veth0")
     try:
         for name in ("docker0", "veth0"):
@@ -133,10 +133,10 @@ def test_the_bridge_of_docker_is_no_address_to_meet_at(network: Network) -> None
 def test_a_master_address_that_nobody_answers(network: Network) -> None:
     with dropped(network, 0, PORT):
         first = Launcher(network, 0, *by_hand(0))
-        dead = Launcher(network, 1, *by_hand(1, master="10.213.77.9"))
+        dead = Launcher(network, 1, *by_hand(1, master="10.77.0.9"))
         behind = Launcher(network, 1, *by_hand(1))
         unknown = Launcher(network, 1, *by_hand(1, master="no-such-host.invalid"))
-        not_own = Launcher(network, 1, *by_hand(0, master="10.213.77.9"), "--master_port", "29518")
+        not_own = Launcher(network, 1, *by_hand(0, master="10.77.0.9"), "--master_port", "29518")
         for job in (dead, behind):
             job.says("nothing answers: the host is down, has another address, or a firewall")
         unknown.says("or add the name to DNS or /etc/hosts")
@@ -172,17 +172,17 @@ def test_a_first_launcher_that_is_started_again_is_joined(network: Network) -> N
 
 
 def test_the_name_of_the_first_host_is_its_loopback(network: Network, tmp_path: Path) -> None:
-    network.name(0, f"127.0.1.1 {NAMES[0]}")  # as Debian's installer writes it
+    network.know(0, f"127.0.1.1 {NAMES[0]}")  # as Debian's installer writes it
     try:
         train(network, tmp_path, NAMES[0])
     finally:
-        network.name(0)
+        network.know(0)
 
 
 @pytest.mark.parametrize("master", [ADDRESSES_6[0], NAMES[0]], ids=["address", "name"])
 def test_a_link_with_ipv6_only(network: Network, master: str, tmp_path: Path) -> None:
-    network.name(0, f"127.0.1.1 {NAMES[0]}")
-    network.name(1, f"{ADDRESSES_6[0]} {NAMES[0]}")
+    network.know(0, f"127.0.1.1 {NAMES[0]}")
+    network.know(1, f"{ADDRESSES_6[0]} {NAMES[0]}")
     for host, address in enumerate(ADDRESSES):
         network.ip(host, "address", "del", f"{address}/24", "dev", "eth0")
     try:
@@ -190,7 +190,7 @@ def test_a_link_with_ipv6_only(network: Network, master: str, tmp_path: Path) ->
     finally:
         for host, address in enumerate(ADDRESSES):
             network.ip(host, "address", "add", f"{address}/24", "dev", "eth0")
-            network.name(host)
+            network.know(host)
 
 
 def test_a_firewall_that_lets_only_the_port_of_the_launchers_pass(network: Network) -> None:
@@ -208,17 +208,17 @@ def test_a_network_without_a_route(network: Network, tmp_path: Path) -> None:
     try:
         job = Launcher(network, 1, *by_hand(1, master="10.99.0.1"))
         assert job.end() == 1
-        assert "this host has no route there; its own addresses are 10.213.77.2 (eth0)" in job.text
+        assert "this host has no route there; its own addresses are 10.77.0.2 (eth0)" in job.text
         # A name with addresses in both networks is reached by the one that works.
         for name in ("10.99.0.1 both", "10.98.0.1 both"):
-            network.name(0, f"{ADDRESSES[0]} both")
-            network.name(1, name, f"{ADDRESSES[0]} both")
+            network.know(0, f"{ADDRESSES[0]} both")
+            network.know(1, name, f"{ADDRESSES[0]} both")
             train(network, tmp_path, "both")
     finally:
         network.ip(0, "address", "del", "10.99.0.1/24", "dev", "eth0")
         network.ip(1, "route", "del", "10.98.0.0/24")
         for host in (0, 1):
-            network.name(host)
+            network.know(host)
 
 
 def test_a_host_without_room_under_dev_shm(network: Network, tmp_path: Path) -> None:

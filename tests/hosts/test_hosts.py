@@ -86,7 +86,7 @@ def test_a_link_that_is_cut_in_mid_step_ends_the_job_in_seconds(hosts: Hosts) ->
     job, _ = train(hosts, [], 1000000)
     while not job.read_lines(1)[0].startswith("step 1/"):
         assert job.process.poll() is None
-    hosts.cut()
+    hosts.cut(1)
     cut = time.monotonic()
     code, _, errors = job.wait()
     assert code == 1

@@ -110,9 +110,9 @@ def test_a_lost_host_of_a_fixed_number_is_waited_for(hosts: Hosts) -> None:
     script = "test $TORCHELASTIC_RESTART_COUNT = 1 && exec echo $RANK again; echo ready; sleep 1000"
     job = Job(hosts, ["--max_restarts", "1"], ["sh", "-c", script])
     assert job.read_lines(4) == ["ready"] * 4
-    hosts.cut()
+    hosts.cut(1)
     time.sleep(5)
-    hosts.mend()
+    hosts.mend(1)
     code, output, errors = job.wait(timeout=90)
     assert code == 0, errors
     assert set(output.splitlines()) == {f"{rank} again" for rank in range(4)}
