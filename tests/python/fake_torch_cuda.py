@@ -66,19 +66,14 @@ class DlTensor(ctypes.Structure):
         ("data", ctypes.c_void_p),
         ("device", DlDevice),
         ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
+        ("dtype", ctypes.c_uint32),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
+    )  # strides and an offset follow
 
 
-FROM_PYTHON = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(DlTensor))
-WORK_STREAM = ctypes.PYFUNCTYPE(
-    ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)
-)
+INT, POINTER = ctypes.c_int, ctypes.POINTER
+FROM_PYTHON = ctypes.PYFUNCTYPE(INT, ctypes.c_void_p, POINTER(DlTensor))
+WORK_STREAM = ctypes.PYFUNCTYPE(INT, INT, ctypes.c_int32, POINTER(ctypes.c_void_p))
 
 
 class ExchangeApi(ctypes.Structure):
@@ -94,6 +89,13 @@ def pointer_in(capsule: object, name: bytes) -> int:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return get(capsule, name)
+
+
+def _capsule(api: ExchangeApi) -> object:
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return make(ctypes.addressof(api), b"dlpack_exchange_api", None)
 
 
 def tensor_in(capsule: object) -> DlTensor:
@@ -183,10 +185,8 @@ class _Devices(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.Tensor.cpu:
-            return _move(args[0], False, (), {})
-        if func is torch.Tensor.cuda:
-            return _move(args[0], True, (), {})
+        if func in (torch.Tensor.cpu, torch.Tensor.cuda):
+            return _move(args[0], func is torch.Tensor.cuda, (), {})
         if func is torch.Tensor.to:
             return _to(*args, **kwargs)
         if kwargs.get("device") is None:
@@ -247,9 +247,8 @@ class FakeTorchCuda:
         torch.from_dlpack = torch.utils.dlpack.from_dlpack = self._import
         self._patch_cuda()
         self._api = self._exchange_api()
-        torch.Tensor.__dlpack_c_exchange_api__ = (
-            self._capsule(self._api) if streams == "exchange_api" else None
-        )
+        capsule = _capsule(self._api) if streams == "exchange_api" else None
+        torch.Tensor.__dlpack_c_exchange_api__ = capsule
         self._modes = (_Marks(), _Devices())
         for mode in self._modes:
             mode.__enter__()
@@ -336,19 +335,8 @@ class FakeTorchCuda:
             out[0] = self.current
             return 0
 
-        return ExchangeApi(
-            real.version,
-            real.others,
-            FROM_PYTHON(tensor_from_py_object),
-            WORK_STREAM(current_work_stream),
-        )
-
-    @staticmethod
-    def _capsule(api: ExchangeApi) -> object:
-        make = ctypes.pythonapi.PyCapsule_New
-        make.restype = ctypes.py_object
-        make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        return make(ctypes.addressof(api), b"dlpack_exchange_api", None)
+        functions = FROM_PYTHON(tensor_from_py_object), WORK_STREAM(current_work_stream)
+        return ExchangeApi(real.version, real.others, *functions)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Jobs of ranks that stay between files of cases, and whose ranks share what they import."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -62,7 +63,8 @@ class RankPool:
                 connection.sendall(f"{request}\n".encode())
             statuses = [replies.readline().strip() or "lost" for _, replies in self._connections]
         except OSError as error:
-            statuses = [f"{error}: {self._log()}"]
+            log = self._folder / "log"
+            statuses = [f"{error}: {log.read_text(errors='replace') if log.exists() else ''}"]
         if any(not status.lstrip("-").isdigit() for status in statuses):
             self.close()
         printed = [path.read_text(errors="replace") for path in sorted(folder.glob("rank*.txt"))]
@@ -76,13 +78,10 @@ class RankPool:
             listener.settimeout(DEADLINE)
             program = ["--no_local_rank", HERE / "rank_main.py", self._folder / "socket"]
             with open(self._folder / "log", "wb") as log:
-                self._job = subprocess.Popen(
-                    command(self._build, self._ranks, *program),
-                    env=environment(self._build, **self._variables),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+                streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                env = environment(self._build, **self._variables)
+                job = command(self._build, self._ranks, *program)
+                self._job = subprocess.Popen(job, env=env, **streams)
             found = {}
             for _ in range(self._ranks):
                 connection, _ = listener.accept()
@@ -91,10 +90,6 @@ class RankPool:
                 found[int(replies.readline())] = connection, replies
         self._connections = [found[rank] for rank in range(self._ranks)]
 
-    def _log(self) -> str:
-        path = self._folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
     def close(self) -> None:
         """Ends the job."""
         for connection, replies in self._connections:
@@ -102,11 +97,10 @@ class RankPool:
             connection.close()
         self._connections.clear()
         if self._job is not None:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._job.wait(5)
-            except subprocess.TimeoutExpired:
-                self._job.kill()  # the launcher's ranks end with it
-                self._job.wait()
+            self._job.kill()  # the launcher's ranks end with it
+            self._job.wait()
             self._job = None
             shutil.rmtree(self._folder, ignore_errors=True)
 
