@@ -66,7 +66,9 @@ class DlTensor(ctypes.Structure):
         ("data", ctypes.c_void_p),
         ("device", DlDevice),
         ("ndim", ctypes.c_int32),
-        ("dtype", ctypes.c_uint32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
     )  # strides and an offset follow
 
