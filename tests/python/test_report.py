@@ -113,9 +113,8 @@ def test_what_is_skipped_and_exposed_is_said(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     file = MetricsFile(path, 0, 1, RUN)
     for step in range(1, 21):
-        skipped = step % 5 == 0
-        scale = 2.0 ** (16 - step // 5)
-        file(line(step, skipped=skipped, loss_scale=scale, reduce_ms=20.0, other_ms=30.0))
+        figures = {"skipped": step % 5 == 0, "loss_scale": 2.0 ** (16 - step // 5)}
+        file(line(step, reduce_ms=20.0, other_ms=30.0, **figures))
     texts = data_of([read_run(path)])["runs"][0]["findings"]
     assert any("4 of 20 steps were skipped" in t and "fell 4 times" in t for t in texts)
     assert any("Reductions are waited for in 20 %" in text for text in texts)
@@ -192,8 +191,8 @@ def test_a_page_is_one_file_that_data_cannot_break(tmp_path: Path) -> None:
     assert data["runs"][0]["environment"] == {"host": "</script><b>&"}
 
 
-def get(url: str, host: str | None = None) -> tuple[int, str]:
-    request = urllib.request.Request(url, headers={"Host": host} if host else {})  # noqa: S310
+def get(url: str, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
             return answer.status, answer.read().decode()
@@ -211,9 +210,8 @@ def test_a_page_that_follows_its_run_is_for_this_machine_and_token(tmp_path: Pat
     try:
         root = server.url.partition("?")[0]
         assert "zerorun report" in get(server.url)[1]
-        assert get(root)[0] == 403
-        assert get(f"{root}?token=wrong")[0] == 403
-        assert get(server.url, host="evil.example")[0] == 403
+        assert [get(url)[0] for url in (root, f"{root}?token=wrong")] == [403, 403]
+        assert get(server.url, Host="evil.example")[0] == 403
         assert get(server.url.replace("/?", "/other?"))[0] == 404
         data = server.url.replace("/?", "/data.json?")
         assert json.loads(get(data)[1])["runs"][0]["steps"] == 10
@@ -251,9 +249,8 @@ def test_a_file_is_passed_on_while_it_grows(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("ZERORUN_BROWSER" not in os.environ, reason="ZERORUN_BROWSER names no browser")
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(390, "light"), (390, "dark"), (1600, "light"), (1600, "dark")]
-)
+@pytest.mark.parametrize("width", [390, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_every_chart(tmp_path: Path, width: int, scheme: str) -> None:
     path = write(tmp_path / "m.jsonl", steps=3000)
     write(path, rank=1, steps=3000)
