@@ -44,15 +44,18 @@ class Job:
         assert self.process.stdout is not None
         return [self.process.stdout.readline().rstrip("\n") for _ in range(count)]
 
-    def wait(self, timeout: float = 60) -> tuple[int, str, str]:
-        """Exit code as a shell gives it, rest of standard output, standard error."""
+    def end(self, code: int = 0, timeout: float = 60) -> tuple[str, str]:
+        """Rest of standard output, and standard error, of a job that ends with an exit code as a
+        shell gives it, and leaves no process."""
         try:
             output, errors = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
-        code = self.process.returncode
-        return code if code >= 0 else 128 - code, output, errors
+        found = self.process.returncode
+        assert (found if found >= 0 else 128 - found) == code, errors
+        assert self.survivors() == []
+        return output, errors
 
     def survivors(self, patience: float = 10) -> list[str]:
         """What is left once everything had time to go."""

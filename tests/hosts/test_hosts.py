@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import output_of
 
 from .job import ZERORUN, Job
 from .namespaces import ADDRESSES, NAMES, NAMES_6, Hosts
@@ -45,20 +46,16 @@ def test_ranks_start_on_both_hosts(
         monkeypatch.setenv(name, value)
     options = {"ssh": [], "pdsh": ["--launcher", "pdsh"], "mpirun": ["--launcher", "openmpi"]}
     job = Job(hosts, options[start], PLACE, start=start)
-    code, output, errors = job.wait()
-    assert code == 0, errors
+    output, errors = job.end()
     assert start == "mpirun" or errors == ""
     assert set(output.splitlines()) == PLACES
-    assert not job.survivors()
 
 
 def test_ddp_of_pytorch_trains_across_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)  # whose python runs the ranks
     script = hosts.folder / "ddp.py"
     script.write_text(DDP)
-    job = Job(hosts, ["--interface", "eth0"], [str(script)])
-    code, output, errors = job.wait(timeout=240)
-    assert code == 0, errors
+    output, _ = Job(hosts, ["--interface", "eth0"], [str(script)]).end(timeout=240)
     lines = [line.split() for line in sorted(output.splitlines())]
     assert [line[:2] for line in lines] == [[str(rank), "4"] for rank in range(4)]
     assert len({line[2] for line in lines}) == 1
@@ -88,28 +85,25 @@ def test_a_link_that_is_cut_in_mid_step_ends_the_job_in_seconds(hosts: Hosts) ->
         assert job.process.poll() is None
     hosts.cut(1)
     cut = time.monotonic()
-    code, _, errors = job.wait()
-    assert code == 1
+    _, errors = job.end(1)
     assert f"host {ADDRESSES[1]} (node 1) was lost: nothing was heard" in errors
-    assert not job.survivors()
     assert time.monotonic() - cut < 10
 
 
 def test_training_over_ipv6_and_by_a_named_interface_has_the_same_bits(hosts: Hosts) -> None:
     by_name = hosts.folder / "hosts6"
     by_name.write_text("".join(f"{name} slots=2\n" for name in NAMES_6))
-    ways: list[tuple[list[str], Path]] = [
-        ([], hosts.hostfile),
-        ([], by_name),
-        (["--interface", "eth0"], hosts.hostfile),
-    ]
+    named = ["--interface", "eth0"]
     hashes = set()
-    for options, hostfile in ways:
+    for options, hostfile in (([], hosts.hostfile), ([], by_name), (named, hosts.hostfile)):
         job, metrics = train(hosts, options, 3, hostfile=hostfile)
-        code, _, errors = job.wait(timeout=120)
-        assert code == 0, errors
+        job.end(timeout=120)
         hashes.add(json.loads(metrics.read_text().splitlines()[-1])["param_hash"])
     assert len(hashes) == 1
+
+
+HPZ = {"zero_hpz_partition_size": 2, "stage3_max_reuse_distance": 0}
+HPZ["stage3_param_persistence_threshold"] = 0
 
 
 @pytest.mark.parametrize(
@@ -117,14 +111,7 @@ def test_training_over_ipv6_and_by_a_named_interface_has_the_same_bits(hosts: Ho
     [
         {"stage": 1},
         {"stage": 2, "zero_quantized_weights": True},
-        {
-            "stage": 3,
-            "stage3_max_reuse_distance": 0,
-            "stage3_param_persistence_threshold": 0,
-            "zero_hpz_partition_size": 2,
-            "zero_quantized_weights": True,
-            "zero_quantized_gradients": True,
-        },
+        {"stage": 3, "zero_quantized_weights": True, "zero_quantized_gradients": True} | HPZ,
     ],
     ids=["stage 1", "stage 2 in 8 bits", "ZeRO++"],
 )
@@ -133,7 +120,7 @@ def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> 
     config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}))
     layout = ["--cpu", "--world_size", "4", "--ranks_per_host", "2"]
     words = [str(ZERORUN), "plan", str(config), "--model", "nano", *layout]
-    plan = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    plan = output_of(*words)
     table = plan[plan.index("over a host's link") :]
     (row,) = [line for line in table.splitlines() if line.startswith(f"stage {zero['stage']}")]
     number, unit = row.split()[-2:]
@@ -144,8 +131,7 @@ def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> 
         program = ["train", "--model", "nano", "--seq_len", "32", "--steps", str(steps)]
         program += ["--sample=", "--save="]
         program += ["--data", text_to_learn(hosts), "--config", str(config)]
-        code, _, errors = Job(hosts, [], program).wait(timeout=240)
-        assert code == 0, errors
+        Job(hosts, [], program).end(timeout=240)
         return hosts.sent_bytes(0) - before
 
     few, many = sent(1), sent(5)
@@ -164,7 +150,7 @@ def test_the_first_line_comes_within_a_second_and_the_way_there(hosts: Hosts) ->
         job = Job(hosts, [], ["sh", "-c", "echo here"])
         job.read_lines(4)
         times.append(time.monotonic() - job.started)
-        job.wait()
+        job.end()
     print(f"first line of four: {min(times):.2f} s, ssh alone {round_trip:.2f} s", file=sys.stderr)
     if os.getloadavg()[0] < (os.cpu_count() or 1):
         assert min(times) < 1 + round_trip

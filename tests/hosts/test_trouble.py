@@ -56,8 +56,7 @@ def test_a_wrong_interface_is_an_error_on_every_host(
 @pytest.mark.parametrize("address", ["127.0.0.1", ADDRESSES[1]], ids=["loopback", "another host"])
 def test_a_wrong_master_address_is_an_error_at_once(hosts: Hosts, address: str) -> None:
     job = Job(hosts, ["--master_addr", address], ["true"])
-    code, _, errors = job.wait(timeout=20)
-    assert code == 2
+    _, errors = job.end(2, timeout=20)
     assert f"expected an address of the first host, {ADDRESSES[0]}" in errors
 
 
@@ -69,8 +68,7 @@ def test_after_ctrl_c_output_that_nobody_reads_does_not_hold_the_job(hosts: Host
     time.sleep(5)
     job.process.send_signal(signal.SIGINT)
     assert not job.survivors()
-    code, _, errors = job.wait()
-    assert code == 128 + signal.SIGINT
+    _, errors = job.end(128 + signal.SIGINT)
     assert "SIGINT: output that nobody has read is lost" in errors
 
 
@@ -79,9 +77,7 @@ def test_ctrl_c_while_the_hosts_begin_ends_the_job(hosts: Hosts, tenths: int) ->
     job = Job(hosts, [], ["sleep", "40"])
     time.sleep(tenths / 10)
     job.process.send_signal(signal.SIGINT)
-    code, _, errors = job.wait(timeout=20)
-    assert code == 128 + signal.SIGINT, errors
-    assert not job.survivors()
+    job.end(128 + signal.SIGINT, timeout=20)
 
 
 def test_pdsh_reaches_addresses_of_ipv6_and_users(
@@ -92,8 +88,7 @@ def test_pdsh_reaches_addresses_of_ipv6_and_users(
     monkeypatch.setenv("PDSH_SSH_ARGS", f"{hosts.ssh_options()} %h")
     program = ["sh", "-c", "echo $RANK $MASTER_ADDR"]
     options = ["--launcher", "pdsh", "--num_gpus", "1"]
-    code, output, errors = Job(hosts, options, program, start="pdsh", hostfile=hostfile).wait()
-    assert code == 0, errors
+    output, _ = Job(hosts, options, program, start="pdsh", hostfile=hostfile).end()
     assert set(output.splitlines()) == {f"{rank} {ADDRESSES_6[0]}" for rank in range(2)}
 
 
@@ -101,8 +96,7 @@ def test_ssh_logs_in_as_the_user_of_the_hostfile(hosts: Hosts, tmp_path: Path) -
     hostfile = tmp_path / "hosts"
     for user, status in (("root", 0), ("nobody-here", 1)):
         hostfile.write_text(f"{ADDRESSES[0]}:1\n{user}@{ADDRESSES[1]}:1\n")
-        code, _, errors = Job(hosts, [], ["true"], hostfile=hostfile).wait()
-        assert code == status, errors
+        _, errors = Job(hosts, [], ["true"], hostfile=hostfile).end(status)
     assert "nobody-here@" in errors
 
 
@@ -113,8 +107,6 @@ def test_a_lost_host_of_a_fixed_number_is_waited_for(hosts: Hosts) -> None:
     hosts.cut(1)
     time.sleep(5)
     hosts.mend(1)
-    code, output, errors = job.wait(timeout=90)
-    assert code == 0, errors
+    output, errors = job.end(timeout=90)
     assert set(output.splitlines()) == {f"{rank} again" for rank in range(4)}
     assert f"restart 1 of 1 on 2 hosts: host {ADDRESSES[1]} (node 1) was lost" in errors
-    assert not job.survivors()
