@@ -3,8 +3,6 @@
 It is trained, evaluated with `gather_for_metrics`, saved, trained on, loaded and evaluated again.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A UNet of diffusers that is made under `zero.Init` and learns to predict noise."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import deepspeed

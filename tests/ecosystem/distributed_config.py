@@ -1,7 +1,5 @@
 """Models that transformers has sharded itself train here as those that it has not."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

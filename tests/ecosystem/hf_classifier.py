@@ -1,8 +1,6 @@
 """The pattern of transformers' run_glue.py: a parser for the command line of Trainer, evaluation
 and saving at every fourth step with a limit of checkpoints, the best model, predictions."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hugging Face's Trainer with activation checkpointing and accumulation; it saves and resumes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

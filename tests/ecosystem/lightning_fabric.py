@@ -1,7 +1,5 @@
 """Lightning Fabric with its DeepSpeedStrategy: a loop of one's own that saves and loads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Lightning's fit, validate and test of one module, with its DeepSpeedStrategy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning

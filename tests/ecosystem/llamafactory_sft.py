@@ -1,7 +1,5 @@
 """LLaMA-Factory's supervised fine-tuning, of all parameters or of LoRA."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import json
 import os

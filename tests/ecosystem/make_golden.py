@@ -9,8 +9,6 @@ requirements-ecosystem.txt. The ranks are forks of this process, with the enviro
 through Gloo; its own kernel for CPUs would first be compiled.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import multiprocessing

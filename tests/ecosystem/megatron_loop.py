@@ -1,8 +1,6 @@
 """Megatron-DeepSpeed's configuration and training step: its mpu, a schedule that counts samples,
 `step(lr_kwargs=...)`, activation checkpointing of DeepSpeed's, a checkpoint with its state."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MMEngine's FlexibleRunner with its DeepSpeedStrategy: training, validation, a checkpoint."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from types import ModuleType

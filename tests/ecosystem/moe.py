@@ -1,7 +1,5 @@
 """Mixtures of experts from transformers in a loop of DeepSpeed's, with leaf modules declared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import deepspeed

@@ -1,7 +1,5 @@
 """OpenRLHF's strategy with its own configurations: an actor, a reference engine, a checkpoint."""
 
-from __future__ import annotations
-
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace

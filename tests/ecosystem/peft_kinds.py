@@ -5,8 +5,6 @@ without activation checkpointing and with both kinds of it. The figures are the 
 of losses from those of PyTorch alone.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from typing import Any

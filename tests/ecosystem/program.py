@@ -4,8 +4,6 @@ A program is a module whose function `figures` takes the options and returns lis
 name. The rest of this file is what the programs share: options and DeepSpeed's configuration.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

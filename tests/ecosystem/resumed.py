@@ -8,8 +8,6 @@ Of the words of a run, "uneven" is the number of samples, "stream" an IterableDa
 accelerate's own sampler, "still" means no dropout, "plain" PyTorch's DDP without zerorun.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The runs whose losses are compared with DeepSpeed's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

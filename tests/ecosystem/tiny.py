@@ -1,7 +1,5 @@
 """What the programs of this folder train: small random models, a tokenizer, and data."""
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 

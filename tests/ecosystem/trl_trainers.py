@@ -1,8 +1,6 @@
 """TRL's trainers on a model that `from_pretrained` loads: of supervised fine-tuning, preferences
 (whose reference model is a second engine), group relative policies, reward models and KTO."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import trl

@@ -1,7 +1,5 @@
 """Hugging Face's Trainer with Ulysses: both ranks hold a part of each sequence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
