@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -127,3 +128,19 @@ def test_an_engine_has_pytorchs_words() -> None:
     engine.step()
     assert engine.grad_norm == engine.get_global_grad_norm() > 0
     engine.destroy()
+
+
+def test_what_is_public_is_what_the_list_says(root: Path, build: Path) -> None:
+    script = [sys.executable, root / "scripts" / "public_names.py", build / "bin" / "zerorun"]
+    listed = json.loads((root / "tests" / "public_names.json").read_text())
+    found = json.loads(output_of(*script, env=environment(build)))
+    for name, known in listed.items():
+        gone, new = sorted(set(known) - set(found[name])), sorted(set(found[name]) - set(known))
+        assert (gone, new) == ([], []), (
+            f"{name}: see docs/compatibility.md; if this is meant, scripts/public_names.py --write"
+        )
+    assert found == listed
+    assert "zerorun.zero.safe_get_full_grad(param)" in listed["python"]
+    assert "engine.h: Engine" in listed["headers"]
+    assert "/zero_optimization/offload_optimizer/device" in listed["keys"]
+    assert {"train --save_every", "environment ZERORUN_JOB_SECRET"} <= set(listed["commands"])
