@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from gpu_machine import Machine
-from rank_pool import PythonSource, RankPools
+from rank_jobs import PythonSource, RankJobs
 from ranks import HERE, piped
 
 # There are more threads than cores, as in the C++ tests: one that spins takes the time of another.
@@ -64,11 +64,11 @@ def transformers_python() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def pools(build: Path, torch_python: dict[str, str]) -> Iterator[RankPools]:
-    """Jobs of ranks, for CaseResults."""
-    pools = RankPools(build, torch_python)
-    yield pools
-    pools.close()
+def jobs(build: Path, torch_python: dict[str, str]) -> Iterator[RankJobs]:
+    """Of ranks, for CaseResults."""
+    jobs = RankJobs(build, torch_python)
+    yield jobs
+    jobs.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 A file of cases has functions named ``case_*`` that all ranks execute in the same order. One that
 takes an argument gets a folder for what it writes.
-`rank_pool.CaseResults` runs them and tells how each one went.
+`rank_jobs.CaseResults` runs them and tells how each one went.
 """
 
 import ast
