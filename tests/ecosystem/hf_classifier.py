@@ -29,14 +29,11 @@ class ModelArguments:
 
 def sentences(first: int, count: int) -> list[dict[str, Any]]:
     """Words that follow each other by a rule; the first one's parity is the label."""
-    starts = [at * 7 % 60 for at in range(first, first + count)]
-    return [
-        {
-            "input_ids": [4 + (word + (1 + word % 5) * at) % 60 for at in range(8)],
-            "labels": word % 2,
-        }
-        for word in starts
-    ]
+    found = []
+    for word in (at * 7 % 60 for at in range(first, first + count)):
+        words = [4 + (word + (1 + word % 5) * at) % 60 for at in range(8)]
+        found.append({"input_ids": words, "labels": word % 2})
+    return found
 
 
 def accuracy(found: Any) -> dict[str, float]:
@@ -50,9 +47,8 @@ def figures(given: Any) -> Figures:
     settings = scheduled_config(given.stage, "lr betas eps weight_decay", "WarmupLR", warmup)
     config.write_text(json.dumps(settings))
     options = [*OPTIONS.split(), "--output_dir", str(folder / "out"), "--deepspeed", str(config)]
-    own, arguments = HfArgumentParser(
-        (ModelArguments, TrainingArguments)
-    ).parse_args_into_dataclasses(options)
+    parser = HfArgumentParser((ModelArguments, TrainingArguments))
+    own, arguments = parser.parse_args_into_dataclasses(options)
     trainer = Trainer(
         model=bert(num_labels=own.labels),
         args=arguments,
@@ -66,7 +62,6 @@ def figures(given: Any) -> Figures:
     predicted = trainer.predict(sentences(200, 13))
     found["predicted"] = predicted.predictions.astype(float).ravel().tolist()
     dist.barrier()
-    found["kept"] = sorted(
-        float(path.name.rpartition("-")[2]) for path in (folder / "out").glob("checkpoint-*")
-    )
+    kept = (folder / "out").glob("checkpoint-*")
+    found["kept"] = sorted(float(path.name.rpartition("-")[2]) for path in kept)
     return found

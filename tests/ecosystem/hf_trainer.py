@@ -8,18 +8,11 @@ from tiny import WORDS, llama, shared_folder
 from transformers import Trainer, TrainingArguments
 
 
-class Sequences(torch.utils.data.Dataset):
+def rows(count: int) -> list[dict[str, torch.Tensor]]:
     """Words that follow each other by a rule."""
-
-    def __init__(self, count: int) -> None:
-        start, step = torch.arange(count)[:, None], 1 + torch.arange(count)[:, None] % 5
-        self.rows = 4 + (start * 7 + step * torch.arange(16)) % WORDS
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+    first = torch.arange(count)[:, None]
+    found = 4 + (first * 7 + (1 + first % 5) * torch.arange(16)) % WORDS
+    return [{"input_ids": row, "labels": row} for row in found]
 
 
 def make_trainer(given: Any, folder: str) -> Trainer:
@@ -35,8 +28,8 @@ def make_trainer(given: Any, folder: str) -> Trainer:
     return Trainer(
         model=llama(use_cache=False),
         args=arguments,
-        train_dataset=Sequences(64),
-        eval_dataset=Sequences(8),
+        train_dataset=rows(64),
+        eval_dataset=rows(8),
     )
 
 

@@ -66,17 +66,15 @@ class Regression(lightning.LightningModule):
 
 def make_trainer(given: Any, **changes: Any) -> lightning.Trainer:
     settings = {"max_epochs": 2, "enable_checkpointing": False} | changes
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     return lightning.Trainer(
         accelerator="cpu",
         devices=2,
         strategy=OnCpu(stage=given.stage),
         precision="bf16-true" if given.bf16 else "32-true",
         gradient_clip_val=0.5,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         default_root_dir=shared_folder(),
-        **settings,
+        **(quiet | settings),
     )
 
 

@@ -8,7 +8,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from program import Figures, mean
+from program import Figures, mean, plain_config
 from tiny import WORDS, sequences, shared_folder
 from torch import nn
 
@@ -71,21 +71,13 @@ class Schedule:
         self.step(0)
 
 
-def configuration(stage: int, bf16: bool) -> dict[str, Any]:
+def configuration(given: Any) -> dict[str, Any]:
     """As examples_deepspeed/ of Megatron-DeepSpeed write it."""
-    return {
-        "train_batch_size": BATCH,
-        "train_micro_batch_size_per_gpu": 2,
-        "steps_per_print": 10,
-        "zero_optimization": {"stage": stage},
-        "gradient_clipping": 1.0,
-        "prescale_gradients": False,
-        "zero_allow_untested_optimizer": True,
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "fp16": {"enabled": False, "loss_scale": 0, "hysteresis": 2, "initial_scale_power": 11},
-        "bf16": {"enabled": bf16},
-        "wall_clock_breakdown": False,
-    }
+    own = {"train_batch_size": BATCH, "zero_allow_untested_optimizer": True}
+    own |= {"prescale_gradients": False, "wall_clock_breakdown": False}
+    own["data_types"] = {"grad_accum_dtype": "fp32"}
+    own["fp16"] = {"enabled": False, "loss_scale": 0, "hysteresis": 2, "initial_scale_power": 11}
+    return plain_config(given.stage, given.bf16, **own)
 
 
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
@@ -98,7 +90,7 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
 
 def figures(given: Any) -> Figures:
     parallel = mpu()
-    config = configuration(given.stage, given.bf16)
+    config = configuration(given)
     deepspeed.checkpointing.configure(
         parallel, partition_activations=False, contiguous_checkpointing=False, num_checkpoints=3
     )
