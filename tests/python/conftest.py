@@ -88,37 +88,26 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.fixture
-def small_training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a command in tmp_path, which has a text and a model.json; it ends with the test."""
+def start_train(zerorun: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the train program (ZERORUN_TRAIN, or the build's) on two ranks in tmp_path, which has
+    a text and a model.json; jobs end with the test."""
     (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
     shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
     (tmp_path / "model.json").write_text(json.dumps(shape))
+    program = os.environ.get("ZERORUN_TRAIN", "train")
+    options = ("--data", "text", "--model", "model.json", "--micro_batch", "2", "--sample=")
     jobs = []
 
-    def start(*words: object) -> subprocess.Popen[str]:
-        jobs.append(piped(words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}))
+    def start(*arguments: object, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
+        words = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", *launcher, program)
+        own = os.environ | {"OMP_NUM_THREADS": "1"}
+        jobs.append(piped((*words, *options, *arguments), cwd=tmp_path, env=own))
         return jobs[-1]
 
     yield start
     for job in jobs:
         job.kill()
         job.communicate()
-
-
-@pytest.fixture
-def start_train(
-    zerorun: Path, small_training: Callable[..., subprocess.Popen[str]]
-) -> Callable[..., subprocess.Popen[str]]:
-    """Starts the train program (ZERORUN_TRAIN, or the build's) on two ranks with small_training's
-    text and model."""
-    program = os.environ.get("ZERORUN_TRAIN", "train")
-    options = ("--data", "text", "--model", "model.json", "--micro_batch", "2", "--sample=")
-
-    def start(*arguments: object, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
-        words = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", *launcher, program)
-        return small_training(*words, *options, *arguments)
-
-    return start
 
 
 @pytest.fixture

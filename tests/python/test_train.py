@@ -100,7 +100,8 @@ def test_other_data_of_the_same_length_are_noticed(train, tmp_path):
     assert errors.count("will not see the data that the saved run would have seen") == 1
 
 
-def test_a_file_size_limit_is_an_error_and_not_a_death(build, small_training, tmp_path):
+@pytest.mark.usefixtures("start_train")
+def test_a_file_size_limit_is_an_error_and_not_a_death(build, tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
