@@ -5,7 +5,6 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ranks import environment, passed, shell
@@ -57,32 +56,21 @@ def test_lora_of_a_local_model(tmp_path: Path) -> None:
     assert all(value.abs().max() > 0 for value in trained)
 
 
-def documents(name: str) -> list[dict[str, Any]]:
+def test_kubernetes_takes_the_jobs() -> None:
     yaml = pytest.importorskip("yaml")
-    return list(yaml.safe_load_all((RECIPES / name).read_text()))
-
-
-def test_the_train_job_runs_zerorun_without_mpi_and_ssh() -> None:
-    (job,) = documents("trainjob.yaml")
-    assert (job["kind"], job["apiVersion"]) == ("TrainJob", "trainer.kubeflow.org/v1alpha1")
-    trainer = job["spec"]["trainer"]
+    validate = pytest.importorskip("kubernetes_validate")
+    texts = [(RECIPES / name).read_text() for name in ("trainjob.yaml", "indexed_job.yaml")]
+    found = {each["kind"]: each for text in texts for each in yaml.safe_load_all(text)}
+    assert found["TrainJob"]["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
+    trainer = found["TrainJob"]["spec"]["trainer"]
     assert trainer["command"][0] == "zerorun"
     assert not {"mpirun", "ssh"} & set(trainer["command"])
     container = {name: trainer[name] for name in ("image", "command", "env")}
     container |= {"name": "node", "resources": trainer["resourcesPerNode"]}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": job["metadata"]}
-    validate(pod | {"spec": {"containers": [container]}})
-
-
-def test_the_indexed_job_is_valid() -> None:
-    service, job = documents("indexed_job.yaml")
-    validate(service)
-    validate(job)
-    pod = job["spec"]["template"]["spec"]
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert job["spec"]["completions"] == job["spec"]["parallelism"]
-
-
-def validate(document: dict[str, Any]) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": found["TrainJob"]["metadata"]}
+    pod["spec"] = {"containers": [container]}
+    for document in (pod, found["Service"], found["Job"]):
+        validate.validate(document, validate.latest_version(), strict=True)
+    job = found["Job"]["spec"]
+    assert job["template"]["spec"]["subdomain"] == found["Service"]["metadata"]["name"]
+    assert job["completions"] == job["parallelism"]
