@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes golden/PROGRAM.json: the figures of the programs here under real DeepSpeed.
 
-    DS_ACCELERATOR=cpu PYTHON tests/ecosystem/make_golden.py [PROGRAM | PROGRAM/RUN]...
+    DS_ACCELERATOR=cpu PYTHONPATH=tests/python PYTHON tests/ecosystem/make_golden.py [NAME]...
 
-A single run joins those that are in the file. PYTHON has DeepSpeed besides
+NAME is PROGRAM, or PROGRAM/RUN, which joins the runs in the file. PYTHON has DeepSpeed besides
 requirements-ecosystem.txt. The ranks are forks of this process, with the environment that
 `deepspeed --num_gpus 2` gives them: what they import is imported once. DeepSpeed communicates
 through Gloo; its own kernel for CPUs would first be compiled.
@@ -11,41 +11,29 @@ through Gloo; its own kernel for CPUs would first be compiled.
 
 import importlib
 import json
-import multiprocessing
 import os
 import runpy
-import socket
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from ranks import forked
 from runs import GOLDEN, HERE, PACKAGES, RANKS, RUNS, golden
 
 VERSIONED = ("deepspeed", "torch", "transformers", "accelerate")
 
 
-def run_rank(rank: int, port: int, *arguments: str) -> None:
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_SIZE": RANKS}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "HF_HUB_OFFLINE": 1}
-    os.environ |= {name: str(value) for name, value in variables.items()}
-    sys.argv = ["program.py", f"--local_rank={rank}", *arguments]
+def run_rank(*arguments: str) -> None:
+    os.environ |= {"LOCAL_SIZE": str(RANKS), "HF_HUB_OFFLINE": "1"}
+    sys.argv = ["program.py", f"--local_rank={os.environ['RANK']}", *arguments]
     runpy.run_path(str(HERE / "program.py"), run_name="__main__")
 
 
 def figures(program: str, run: str) -> dict[str, list[float]]:
-    context = multiprocessing.get_context("fork")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        arguments = (port, program, run, "--figures", str(file))
-        ranks = [context.Process(target=run_rank, args=(r, *arguments)) for r in range(RANKS)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
+        forked(run_rank, RANKS, 29577, program, run, "--figures", str(file))
         return json.loads(file.read_text())
 
 
