@@ -53,13 +53,6 @@ def test_a_wrong_interface_is_an_error_on_every_host(
         assert error in text
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", ADDRESSES[1]], ids=["loopback", "another host"])
-def test_a_wrong_master_address_is_an_error_at_once(hosts: Hosts, address: str) -> None:
-    job = Job(hosts, ["--master_addr", address], ["true"])
-    _, errors = job.end(2, timeout=20)
-    assert f"expected an address of the first host, {ADDRESSES[0]}" in errors
-
-
 LINES = ["sh", "-c", "head -c 700000 /dev/zero | tr '\\0' x | fold -w 99; echo"]
 
 
