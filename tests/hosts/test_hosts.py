@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import output_of
+from ranks import output_of, write_small_job
 
 from .job import ZERORUN, Job
 from .namespaces import ADDRESSES, NAMES, NAMES_6, Hosts
@@ -61,22 +61,16 @@ def test_ddp_of_pytorch_trains_across_hosts(hosts: Hosts, monkeypatch: pytest.Mo
     assert len({line[2] for line in lines}) == 1
 
 
-def text_to_learn(hosts: Hosts) -> str:
-    text = hosts.folder / "text"
-    text.write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
-    return str(text)
-
-
 def train(hosts: Hosts, options: list[str], steps: int, **more: Path) -> tuple[Job, Path]:
     """A job of the bundled program, and where it writes its metrics."""
-    shape = hosts.folder / "model.json"
-    shape.write_text(json.dumps({"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}))
-    metrics = hosts.folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    program = ["train", "--data", text_to_learn(hosts), "--model", str(shape), "--micro_batch", "2"]
-    program += ["--sample=", "--steps", str(steps), "--metrics", str(metrics)]
-    program += ["--save", str(hosts.folder / "out")]
-    return Job(hosts, options, program, **more), metrics
+    write_small_job(hosts.folder)
+    data, shape, metrics, out = (
+        str(hosts.folder / name) for name in ("text", "model.json", "metrics.jsonl", "out")
+    )
+    Path(metrics).unlink(missing_ok=True)
+    program = ["train", "--data", data, "--model", shape, "--micro_batch", "2", "--sample="]
+    program += ["--steps", str(steps), "--metrics", metrics, "--save", out]
+    return Job(hosts, options, program, **more), Path(metrics)
 
 
 def test_a_link_that_is_cut_in_mid_step_ends_the_job_in_seconds(hosts: Hosts) -> None:
@@ -116,6 +110,7 @@ HPZ["stage3_param_persistence_threshold"] = 0
     ids=["stage 1", "stage 2 in 8 bits", "ZeRO++"],
 )
 def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> None:
+    write_small_job(hosts.folder)
     config = hosts.folder / "config.json"
     config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}))
     layout = ["--cpu", "--world_size", "4", "--ranks_per_host", "2"]
@@ -130,7 +125,7 @@ def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> 
         before = hosts.sent_bytes(0)
         program = ["train", "--model", "nano", "--seq_len", "32", "--steps", str(steps)]
         program += ["--sample=", "--save="]
-        program += ["--data", text_to_learn(hosts), "--config", str(config)]
+        program += ["--data", str(hosts.folder / "text"), "--config", str(config)]
         Job(hosts, [], program).end(timeout=240)
         return hosts.sent_bytes(0) - before
 

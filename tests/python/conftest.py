@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gpu_machine import Machine
 from rank_jobs import PythonSource, RankJobs
-from ranks import HERE, piped
+from ranks import HERE, piped, write_small_job
 
 # There are more threads than cores, as in the C++ tests: one that spins takes the time of another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -91,9 +91,7 @@ def machine(tmp_path: Path) -> Machine:
 def start_train(zerorun: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts the train program (ZERORUN_TRAIN, or the build's) on two ranks in tmp_path, which has
     a text and a model.json; jobs end with the test."""
-    (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
-    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
-    (tmp_path / "model.json").write_text(json.dumps(shape))
+    write_small_job(tmp_path)
     program = os.environ.get("ZERORUN_TRAIN", "train")
     options = ("--data", "text", "--model", "model.json", "--micro_batch", "2", "--sample=")
     jobs = []

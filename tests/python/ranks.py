@@ -7,6 +7,7 @@ takes an argument gets a folder for what it writes.
 
 import ast
 import ctypes
+import json
 import multiprocessing
 import os
 import signal
@@ -82,6 +83,13 @@ def passed(job: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
     """One that ended well; what any other has written is the error."""
     assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-4000:]
     return job
+
+
+def write_small_job(folder: Path) -> None:
+    """A text, and a model.json for the train program."""
+    (folder / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    (folder / "model.json").write_text(json.dumps(shape))
 
 
 def wait_for_step(job: subprocess.Popen[str], least: int) -> list[str]:

@@ -2,7 +2,6 @@
 ZERORUN_KILLS=200 says how often; without it nothing is run, since it takes minutes."""
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -10,11 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import output_of, piped
+from ranks import output_of, piped, write_small_job
 
 KILLS = int(os.environ.get("ZERORUN_KILLS", "0"))
-SHAPE = {"n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 16, "vocab_size": 256}
-GPT = {"model_type": "gpt2"} | SHAPE
 
 
 def latest_of(out: Path) -> str:
@@ -42,8 +39,7 @@ def test_a_killed_run_leaves_checkpoints_that_load(
     zerorun: Path, tmp_path: Path, beside: bool
 ) -> None:
     out = tmp_path / "out"
-    (tmp_path / "text").write_text("to be or not to be " * 500)
-    (tmp_path / "model.json").write_text(json.dumps(GPT))
+    write_small_job(tmp_path)
     train = [zerorun, "--num_gpus", 2, "train", "--data", tmp_path / "text", "--micro_batch", 1]
     train += ["--sample", "", "--steps", 10**6, "--save", out, "--save_every", 1, "--keep_last", 3]
     train += ["--save_async"] if beside else []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import zerorun as package
-from ranks import environment, piped
+from ranks import environment, piped, write_small_job
 from zerorun.tune.options import DEFAULTS, Options, parse
 from zerorun.tune.search import Search
 from zerorun.tune.trial import Trial, command_of
@@ -123,13 +123,11 @@ def tune(zerorun: Path, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         "autotuning": {"enabled": True, "tuner_num_trials": 3, "end_profile_step": 4},
     }
     (tmp_path / "c.json").write_text(json.dumps(config))
-    (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
-    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
-    (tmp_path / "m.json").write_text(json.dumps(shape))
+    write_small_job(tmp_path)
     return tmp_path
 
 
-COMMAND = "tune c.json --accelerator cpu --num_gpus 2 -- train --data text --model m.json"
+COMMAND = "tune c.json --accelerator cpu --num_gpus 2 -- train --data text --model model.json"
 
 
 def start(zerorun: Path, build: Path, words: str) -> subprocess.Popen[str]:
