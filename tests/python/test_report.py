@@ -8,7 +8,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import chrome_trace
@@ -22,8 +21,6 @@ from zerorun.report import html, read_run, timeline
 from zerorun.report.__main__ import main
 from zerorun.report.page import PageServer, data_of
 from zerorun.top import main as top_main
-
-TOOLS = ("report", "top", "monitor")
 
 
 def write_trace(path: Path, ranks: int = 2) -> Path:
@@ -130,25 +127,19 @@ def test_what_is_skipped_and_exposed_is_said(tmp_path: Path) -> None:
         ('{"zerorun_metrics": "1"}\n', "of version 1"),
     ],
 )
-@pytest.mark.parametrize(
-    ("tool", "option"), [(main, "-o"), (top_main, ""), (monitor_main, "--csv")], ids=TOOLS
-)
 def test_what_is_no_run_is_an_error(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    tool: Callable[[list[str]], int],
-    option: str,
-    text: str | None,
-    expected: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, expected: str
 ) -> None:
-    path, out = tmp_path / "m.jsonl", tmp_path / "out"
+    path, page = tmp_path / "m.jsonl", tmp_path / "out"
     if text is not None:
         path.write_text(text)
-    assert tool([str(path), *([option, str(out)] if option else [])]) == 2
-    error = capsys.readouterr().err
-    assert expected in error.lower()
-    assert str(path) in error
-    assert tool is not main or not out.exists()
+    tools = ((main, ["-o", str(page)]), (top_main, []), (monitor_main, ["--csv", str(tmp_path)]))
+    for tool, options in tools:
+        assert tool([str(path), *options]) == 2
+        error = capsys.readouterr().err
+        assert expected in error.lower()
+        assert str(path) in error
+    assert not page.exists()
 
 
 @pytest.mark.parametrize(
