@@ -59,9 +59,7 @@ else:
     )
 engines = [engine]
 if "two engines" in sys.argv[2]:
-    other = Model()
-    optimizer = torch.optim.SGD(other.parameters(), lr=1e-3)
-    engines.append(zerorun.shard(other, stage=2, optimizer=optimizer))
+    engines.append(zerorun.shard(Model(), stage=2, optimizer=torch.optim.SGD))
 batches = iter(loader)
 first = None
 for step in range(1, 51):
