@@ -65,25 +65,24 @@ def start(how: str, data: str, accumulation: int) -> tuple[Any, Any]:
 
 
 def train(engine: Any, loader: Any, save: Path | None) -> dict[str, Any]:
-
-    def state() -> dict[str, Any]:
-        return {"loader": loader.state_dict()}
+    def keep(tag: str) -> None:
+        if save is not None:
+            engine.save_checkpoint(save, tag=tag, client_state={"loader": loader.state_dict()})
 
     seen: list[tuple[int, int]] = []
     steps: list[list[tuple[int, int]]] = []
     for epoch in range(loader.epoch, EPOCHS):
         loader.set_epoch(epoch)
         for ids, x in loader:
-            if save is not None and seen:  # in the middle of a batch: its samples count as unseen
-                engine.save_checkpoint(save, tag=f"inside{len(steps)}", client_state=state())
+            if seen:  # in the middle of a batch: its samples count as unseen
+                keep(f"inside{len(steps)}")
             engine.backward(engine(x))
             engine.step()
             seen += [(epoch, index) for index in ids.tolist()]
             if engine._micro_step_applied:
                 steps.append(seen)
                 seen = []
-                if save is not None:
-                    engine.save_checkpoint(save, tag=str(len(steps)), client_state=state())
+                keep(str(len(steps)))
     full = engine.full_state_dict(rank0_only=False)
     return {"steps": steps, "weights": {name: value.tolist() for name, value in full.items()}}
 
