@@ -13,7 +13,7 @@ import deepspeed
 import peft
 import torch
 import torch.distributed as dist
-from program import Figures, mean
+from program import Figures, mean, plain_config
 from tiny import llama
 from transformers.integrations import HfDeepSpeedConfig
 
@@ -71,45 +71,33 @@ def trained(model: Any) -> list[torch.nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def batch(step: int) -> torch.Tensor:
-    return torch.randint(1, WORDS, (ROWS, 12), generator=torch.Generator().manual_seed(step))
-
-
-def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
-
-
-def alone(kind: str) -> list[float]:
-    """The losses of one process, with PyTorch alone."""
-    model = adapted(kind)
-    optimizer, losses = torch.optim.AdamW(trained(model), lr=1e-2), []
-    for step in range(STEPS):
-        loss = loss_of(model, batch(step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-def together(kind: str, stage: int, reentrant: bool | None) -> list[float]:
-    """The losses of all ranks."""
+def losses_of(kind: str, stage: int | None = None, reentrant: bool | None = None) -> list[float]:
+    """Of all ranks at a stage, or of one process with PyTorch alone."""
     model = adapted(kind, reentrant)
-    config = {
-        "train_micro_batch_size_per_gpu": ROWS // dist.get_world_size(),
-        "gradient_clipping": 0,  # as alone()
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-    }
     optimizer = torch.optim.AdamW(trained(model), lr=1e-2)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-    _kept = HfDeepSpeedConfig(config)  # by which PEFT knows at stage 3 that it has to gather
+    engine, parts, part = model, 1, 0
+    if stage is not None:
+        parts, part = dist.get_world_size(), dist.get_rank()
+        config = plain_config(stage, False, train_micro_batch_size_per_gpu=ROWS // parts)
+        config["gradient_clipping"] = 0
+        config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        _kept = HfDeepSpeedConfig(config)  # by which PEFT knows at stage 3 that it has to gather
     losses = []
     for step in range(STEPS):
-        loss = loss_of(engine, batch(step).chunk(dist.get_world_size())[dist.get_rank()])
-        engine.backward(loss)
-        engine.step()
+        generator = torch.Generator().manual_seed(step)
+        ids = torch.randint(1, WORDS, (ROWS, 12), generator=generator).chunk(parts)[part]
+        loss = engine(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+        if stage is None:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            engine.backward(loss)
+            engine.step()
         losses.append(mean(loss))
-    engine.destroy()
+    if stage is not None:
+        engine.destroy()
     return losses
 
 
@@ -117,10 +105,10 @@ def figures(_given: Any) -> Figures:
     torch.set_num_threads(1)
     found = {}
     for kind in KINDS:
-        expected = alone(kind)
+        expected = losses_of(kind)
         for stage, (name, reentrant) in itertools.product((2, 3), CHECKPOINTING.items()):
             if kind == "prefix" and reentrant is not None:
                 continue  # PEFT refuses it
-            pairs = zip(together(kind, stage, reentrant), expected, strict=True)
+            pairs = zip(losses_of(kind, stage, reentrant), expected, strict=True)
             found[f"{kind}, stage {stage}, {name}"] = [abs(a - b) / b for a, b in pairs]
     return found
