@@ -5,14 +5,13 @@ The environment variable ZERORUN_COMMAND names another executable than the relea
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
 
 import pytest
 from ranks import passed, ran
+from terminal import Terminal
 
 DEADLINE = 60
 
@@ -141,36 +140,6 @@ def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch, zerorun)
     )
     remedy = {"ZERORUN_PYTHON": interpreter, "PYTHONPATH": str(folder)}
     assert launch("train.py", **remedy).returncode == 0
-
-
-class Terminal:
-    """A pseudo-terminal on which a command runs in the foreground."""
-
-    def __init__(self, command, cwd, env):
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            os.chdir(cwd)
-            os.execvpe(command[0], command, env)
-        self.text = ""
-
-    def read_until(self, expected):
-        while expected not in self.text:
-            ready, _, _ = select.select([self.master], [], [], DEADLINE)
-            assert ready, f"no '{expected}' in: {self.text}"
-            self.text += os.read(self.master, 65536).decode()
-
-    def type(self, text):
-        os.write(self.master, text.encode())
-
-    def wait(self):
-        try:
-            while chunk := os.read(self.master, 65536):
-                self.text += chunk.decode()
-        except OSError:  # the terminal is closed by its last user
-            pass
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.master)
-        return os.waitstatus_to_exitcode(status)
 
 
 ASK = """

@@ -1,16 +1,13 @@
 """What is read of a run's metrics files, in whatever state they are."""
 
-import contextlib
 import gc
 import json
-import os
-import pty
-import subprocess
 from pathlib import Path
 
 import pytest
 from metrics_files import RUN, line, write
 from ranks import environment
+from terminal import Terminal
 from zerorun.metrics import MetricsFile
 from zerorun.monitor.__main__ import main as monitor_main
 from zerorun.report import read_run
@@ -132,18 +129,10 @@ def test_in_a_terminal_top_follows_the_run_to_its_end(
     zerorun: Path, build: Path, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "m.jsonl", steps=1)
-    terminal, its = pty.openpty()
-    command = [zerorun, "top", path, "--interval", "0.1"]
-    job = subprocess.Popen(command, env=environment(build), stdout=its)
-    os.close(its)
-    seen = os.read(terminal, 1 << 16).decode()
-    assert "1 rank" in seen
+    terminal = Terminal([zerorun, "top", path, "--interval", "0.1"], tmp_path, environment(build))
+    terminal.read_until("1 rank")
     with path.open("a") as file:
         file.write('{"step": 7, "loss": 0.5}\n{"param_hash": "0"}\n')
-    with contextlib.suppress(OSError):  # what Linux says where nobody has the other end any more
-        while news := os.read(terminal, 1 << 16):
-            seen += news.decode()
-    os.close(terminal)
-    assert job.wait(timeout=30) == 0
-    assert "1 rank, ended" in seen
-    assert seen.count("\x1b[H") > 1
+    assert terminal.wait() == 0
+    assert "1 rank, ended" in terminal.text
+    assert terminal.text.count("\x1b[H") > 1

@@ -1,17 +1,16 @@
 """`zerorun completion` in real shells, and `zerorun help`."""
 
-import contextlib
 import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ranks import passed, ran
+from terminal import Terminal
 from zerorun import conversion, top
 from zerorun.command_line import ProgressBar
 from zerorun.explain import __main__ as explain
@@ -114,20 +113,11 @@ def test_fish_completes(zerorun: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh")
 def test_zsh_completes(zerorun: Path) -> None:
     """On a terminal, where alone zsh completes: a line with the tabulator in it runs."""
-    controller, terminal = pty.openpty()
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-    shell = subprocess.Popen(["zsh", "-f", "-i"], env=path_with(zerorun), **streams)
-    os.close(terminal)
+    terminal = Terminal(["zsh", "-f", "-i"], ".", path_with(zerorun))
     lines = ["autoload -Uz compinit; compinit -u -D", 'eval "$(zerorun completion zsh)"']
-    lines.append("zerorun ckpt ver\t --help; exit\n")
-    os.write(controller, "\n".join(lines).encode())
-    text = ""
-    with contextlib.suppress(OSError):  # the shell has ended
-        while part := os.read(controller, 4096):
-            text += part.decode(errors="replace")
-    assert shell.wait(DEADLINE) == 0, text
-    assert "Usage: zerorun ckpt verify" in text
-    os.close(controller)
+    terminal.type("\n".join([*lines, "zerorun ckpt ver\t --help; exit\n"]))
+    assert terminal.wait() == 0, terminal.text
+    assert "Usage: zerorun ckpt verify" in terminal.text
 
 
 def test_help(zerorun: Path) -> None:
