@@ -89,15 +89,13 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def start_train(zerorun: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts the train program (ZERORUN_TRAIN, or the build's) on two ranks in tmp_path, which has
-    a text and a model.json; jobs end with the test."""
+    """Starts the train program on two ranks in tmp_path; jobs end with the test."""
     write_small_job(tmp_path)
-    program = os.environ.get("ZERORUN_TRAIN", "train")
     options = ("--data", "text", "--model", "model.json", "--micro_batch", "2", "--sample=")
     jobs = []
 
     def start(*arguments: object, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
-        words = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", *launcher, program)
+        words = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", *launcher, "train")
         own = os.environ | {"OMP_NUM_THREADS": "1"}
         jobs.append(piped((*words, *options, *arguments), cwd=tmp_path, env=own))
         return jobs[-1]

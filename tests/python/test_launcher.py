@@ -1,7 +1,4 @@
-"""The launcher with Python programs and on a terminal, as users meet it.
-
-The environment variable ZERORUN_COMMAND names another executable than the release build's.
-"""
+"""The launcher with Python programs and on a terminal, as users meet it."""
 
 import json
 import os
@@ -28,7 +25,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in 
 @pytest.fixture
 def command(zerorun):
     """The launcher with CPU ranks; options and a program follow."""
-    return [os.environ.get("ZERORUN_COMMAND") or str(zerorun), "--accelerator", "cpu"]
+    return [str(zerorun), "--accelerator", "cpu"]
 
 
 @pytest.fixture

@@ -1,10 +1,6 @@
-"""The train program under the launcher, as users meet it when something goes wrong.
-
-The environment variable ZERORUN_TRAIN names another executable than the release build's.
-"""
+"""The train program under the launcher, as users meet it when something goes wrong."""
 
 import json
-import os
 import resource
 import signal
 
@@ -108,7 +104,7 @@ def test_a_file_size_limit_is_an_error_and_not_a_death(build, tmp_path):
     model = tmp_path / "model.json"
     model.write_text(json.dumps(json.loads(model.read_text()) | {"n_embd": 256}))
     # One rank: more share memory that would count.
-    program = os.environ.get("ZERORUN_TRAIN") or build / "libexec" / "zerorun" / "train"
+    program = build / "libexec" / "zerorun" / "train"
     options = ("--data", "text", "--model", "model.json", "--steps", "0", "--save", "run")
     result = ran([program, *options], cwd=tmp_path, timeout=DEADLINE, preexec_fn=limit)
     assert result.returncode == 1

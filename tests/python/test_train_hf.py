@@ -1,7 +1,4 @@
-"""The bundled train program and Hugging Face's transformers agree on a model, both ways.
-
-The environment variable ZERORUN_TRAIN names another executable than the release build's.
-"""
+"""The bundled train program and Hugging Face's transformers agree on a model, both ways."""
 
 import json
 import os
@@ -18,7 +15,7 @@ TOLERANCE = 1e-4
 @pytest.fixture(scope="module")
 def train(build, zerorun):
     """Runs the program in a folder: one rank, or two of the launcher."""
-    program = os.environ.get("ZERORUN_TRAIN") or build / "libexec" / "zerorun" / "train"
+    program = build / "libexec" / "zerorun" / "train"
     own = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def run(folder, *arguments, ranks=1):
