@@ -123,6 +123,8 @@ def test_each_ranks_last_step_is_a_row(tmp_path: Path, capsys: pytest.CaptureFix
     )
     assert [row.split()[:2] for row in rows] == [["0", "2000"], ["1", "1999"]]
     assert {"85.0", "5.0", "12.35k", "3G"} <= set(rows[0].split())
+    with pytest.raises(SystemExit):
+        top_main([str(path), "--interval", "0"])
 
 
 def test_in_a_terminal_top_follows_the_run_to_its_end(
