@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from host_namespaces import why_not
@@ -14,12 +15,12 @@ from .job import name_of
 from .namespaces import Hosts, Network
 
 
-@pytest.fixture(scope="session")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Two hosts without sshd, for launchers that a test starts on each."""
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    """Two hosts without sshd, for launchers that a test starts on each, and that it may change."""
     if problem := why_not():
         pytest.skip(problem)
-    with Network(tmp_path_factory.mktemp("network")) as found:
+    with Network(tmp_path) as found:
         yield found
 
 

@@ -79,12 +79,8 @@ def dropped(network: Network, host: int, ports: str) -> Iterator[None]:
     network.ip(host, "rule", "add", "pref", "100", "lookup", "local")
     network.ip(host, "rule", "del", "pref", "0")
     network.ip(host, "rule", "add", *rule)
-    try:
-        yield
-    finally:
-        network.ip(host, "rule", "del", *rule)
-        network.ip(host, "rule", "add", "pref", "0", "lookup", "local")
-        network.ip(host, "rule", "del", "pref", "100")
+    yield
+    network.ip(host, "rule", "del", *rule)
 
 
 def train(
@@ -118,14 +114,11 @@ def test_two_launchers_with_node_rank_0(network: Network, first: int) -> None:
 def test_the_bridge_of_docker_is_no_address_to_meet_at(network: Network) -> None:
     # With a lower number than eth0 it is found first.
     network.ip(0, "link", "add", "docker0", "index", "3", "type", "veth", "peer", "name", "veth0")
-    try:
-        for name in ("docker0", "veth0"):
-            network.ip(0, "link", "set", name, "up")
-        network.ip(0, "address", "add", "172.17.0.1/16", "dev", "docker0")
-        job = Launcher(network, 0, *by_hand(0, master="127.0.0.1"))
-        assert job.end() == 2
-    finally:
-        network.ip(0, "link", "del", "docker0")
+    for name in ("docker0", "veth0"):
+        network.ip(0, "link", "set", name, "up")
+    network.ip(0, "address", "add", "172.17.0.1/16", "dev", "docker0")
+    job = Launcher(network, 0, *by_hand(0, master="127.0.0.1"))
+    assert job.end() == 2
     assert f"--nnodes 2 --node_rank 0 --master_addr {ADDRESSES[0]} true" in job.text
     assert "172.17.0.1 (docker0). Type here: " in job.text
 
@@ -173,10 +166,7 @@ def test_a_first_launcher_that_is_started_again_is_joined(network: Network) -> N
 
 def test_the_name_of_the_first_host_is_its_loopback(network: Network, tmp_path: Path) -> None:
     network.know(0, f"127.0.1.1 {NAMES[0]}")  # as Debian's installer writes it
-    try:
-        train(network, tmp_path, NAMES[0])
-    finally:
-        network.know(0)
+    train(network, tmp_path, NAMES[0])
 
 
 @pytest.mark.parametrize("master", [ADDRESSES_6[0], NAMES[0]], ids=["address", "name"])
@@ -185,12 +175,7 @@ def test_a_link_with_ipv6_only(network: Network, master: str, tmp_path: Path) ->
     network.know(1, f"{ADDRESSES_6[0]} {NAMES[0]}")
     for host, address in enumerate(ADDRESSES):
         network.ip(host, "address", "del", f"{address}/24", "dev", "eth0")
-    try:
-        train(network, tmp_path, master)
-    finally:
-        for host, address in enumerate(ADDRESSES):
-            network.ip(host, "address", "add", f"{address}/24", "dev", "eth0")
-            network.know(host)
+    train(network, tmp_path, master)
 
 
 def test_a_firewall_that_lets_only_the_port_of_the_launchers_pass(network: Network) -> None:
@@ -205,20 +190,14 @@ def test_a_firewall_that_lets_only_the_port_of_the_launchers_pass(network: Netwo
 def test_a_network_without_a_route(network: Network, tmp_path: Path) -> None:
     network.ip(0, "address", "add", "10.99.0.1/24", "dev", "eth0")
     network.ip(1, "route", "add", "10.98.0.0/24", "dev", "eth0")  # where nobody is
-    try:
-        job = Launcher(network, 1, *by_hand(1, master="10.99.0.1"))
-        assert job.end() == 1
-        assert "this host has no route there; its own addresses are 10.77.0.2 (eth0)" in job.text
-        # A name with addresses in both networks is reached by the one that works.
-        for name in ("10.99.0.1 both", "10.98.0.1 both"):
-            network.know(0, f"{ADDRESSES[0]} both")
-            network.know(1, name, f"{ADDRESSES[0]} both")
-            train(network, tmp_path, "both")
-    finally:
-        network.ip(0, "address", "del", "10.99.0.1/24", "dev", "eth0")
-        network.ip(1, "route", "del", "10.98.0.0/24")
-        for host in (0, 1):
-            network.know(host)
+    job = Launcher(network, 1, *by_hand(1, master="10.99.0.1"))
+    assert job.end() == 1
+    assert "this host has no route there; its own addresses are 10.77.0.2 (eth0)" in job.text
+    # A name with addresses in both networks is reached by the one that works.
+    for name in ("10.99.0.1 both", "10.98.0.1 both"):
+        network.know(0, f"{ADDRESSES[0]} both")
+        network.know(1, name, f"{ADDRESSES[0]} both")
+        train(network, tmp_path, "both")
 
 
 def test_a_host_without_room_under_dev_shm(network: Network, tmp_path: Path) -> None:
