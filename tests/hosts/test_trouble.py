@@ -10,13 +10,13 @@ from host_namespaces import rank_environment
 from ranks import piped
 
 from .job import ROOT, Job
-from .namespaces import ADDRESSES, ADDRESSES_6, Hosts
+from .namespaces import ADDRESSES, ADDRESSES_6, Hosts, Network
 
 TRAIN = ROOT / "build/release/libexec/zerorun/train"
 
 
 def ranks_alone(
-    hosts: Hosts, folder: Path, interfaces: tuple[str, str]
+    hosts: Network, folder: Path, interfaces: tuple[str, str]
 ) -> list[subprocess.Popen[str]]:
     """A rank on each host, started by nothing but its environment."""
     text = folder / "text"
@@ -42,10 +42,10 @@ def ranks_alone(
     ids=["not there", "not on the first", "loopback", "loopback on one"],
 )
 def test_a_wrong_interface_is_an_error_on_every_host(
-    hosts: Hosts, tmp_path: Path, interfaces: tuple[str, str], error: str
+    network: Network, tmp_path: Path, interfaces: tuple[str, str], error: str
 ) -> None:
     started = time.monotonic()
-    jobs = ranks_alone(hosts, tmp_path, interfaces)
+    jobs = ranks_alone(network, tmp_path, interfaces)
     output = [job.communicate(timeout=60)[0] for job in jobs]
     assert time.monotonic() - started < 20
     assert all(job.returncode != 0 for job in jobs)
