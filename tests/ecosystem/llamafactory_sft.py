@@ -29,25 +29,18 @@ class Logged(TrainerCallback):
         self.state = state
 
 
-def save_data() -> str:
-    """A folder of data in LLaMA-Factory's format."""
-    folder = Path(shared_folder())
-    rows = [
-        {"instruction": sentence(at, 4), "input": "", "output": sentence(at, 8)} for at in range(32)
-    ]
-    (folder / "rows.json").write_text(json.dumps(rows))
-    (folder / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json"}}))
-    return str(folder)
-
-
 def figures(given: Any) -> Figures:
-    model, data = save_llama(), save_data()
+    model, data = save_llama(), Path(shared_folder())
+    texts = [(sentence(at, 4), sentence(at, 8)) for at in range(32)]
+    rows = [{"instruction": one, "input": "", "output": other} for one, other in texts]
+    (data / "rows.json").write_text(json.dumps(rows))
+    (data / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json"}}))
     arguments = trainer_arguments(given, output_dir=shared_folder(), max_steps=6) | {
         "stage": "sft",
         "do_train": True,
         "model_name_or_path": model,
         "dataset": "rows",
-        "dataset_dir": data,
+        "dataset_dir": str(data),
         "template": "empty",
         "cutoff_len": 32,
         "finetuning_type": "lora" if "lora" in given.words else "full",

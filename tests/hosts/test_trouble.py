@@ -7,28 +7,12 @@ from pathlib import Path
 
 import pytest
 from host_namespaces import rank_environment
-from ranks import piped
+from ranks import piped, write_small_job
 
 from .job import ROOT, Job
 from .namespaces import ADDRESSES, ADDRESSES_6, Hosts, Network
 
 TRAIN = ROOT / "build/release/libexec/zerorun/train"
-
-
-def ranks_alone(
-    hosts: Network, folder: Path, interfaces: tuple[str, str]
-) -> list[subprocess.Popen[str]]:
-    """A rank on each host, started by nothing but its environment."""
-    text = folder / "text"
-    text.write_text("what is to be learned, again and again\n" * 100)
-    program = [str(TRAIN), "--data", str(text), "--model", "nano", "--steps", "2", "--sample="]
-    jobs = []
-    for rank, interface in enumerate(interfaces):
-        own = {"GLOO_SOCKET_IFNAME": interface, "CUDA_VISIBLE_DEVICES": ""}
-        environment = rank_environment(hosts, rank, 2, ranks_per_host=1) | own
-        command = hosts.inside(rank, *program, "--save", str(folder / "out"))
-        jobs.append(piped(command, env=environment, stderr=subprocess.STDOUT))
-    return jobs
 
 
 @pytest.mark.parametrize(
@@ -44,8 +28,17 @@ def ranks_alone(
 def test_a_wrong_interface_is_an_error_on_every_host(
     network: Network, tmp_path: Path, interfaces: tuple[str, str], error: str
 ) -> None:
-    started = time.monotonic()
-    jobs = ranks_alone(network, tmp_path, interfaces)
+    """Of ranks that are started by nothing but their environment."""
+    write_small_job(tmp_path)
+    program = (
+        f"{TRAIN} --data {tmp_path}/text --model nano --steps 2 --sample= --save {tmp_path}/out"
+    )
+    started, jobs = time.monotonic(), []
+    for rank, interface in enumerate(interfaces):
+        own = {"GLOO_SOCKET_IFNAME": interface, "CUDA_VISIBLE_DEVICES": ""}
+        environment = rank_environment(network, rank, 2, ranks_per_host=1) | own
+        command = network.inside(rank, *program.split())
+        jobs.append(piped(command, env=environment, stderr=subprocess.STDOUT))
     output = [job.communicate(timeout=60)[0] for job in jobs]
     assert time.monotonic() - started < 20
     assert all(job.returncode != 0 for job in jobs)

@@ -83,19 +83,15 @@ def train(engine: Any, loader: Any, save: Path | None) -> dict[str, Any]:
                 steps.append(seen)
                 seen = []
                 keep(str(len(steps)))
-    full = engine.full_state_dict(rank0_only=False)
-    return {"steps": steps, "weights": {name: value.tolist() for name, value in full.items()}}
-
-
-def everybody(engine: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """With the samples of all ranks, step by step."""
-    gathered = []
-    for step in found["steps"]:
+    gathered = []  # how often all ranks have seen each sample, step by step
+    for step in steps:
         own = torch.tensor([epoch * SAMPLES + index for epoch, index in step])
         counts = torch.zeros(EPOCHS * SAMPLES).index_add_(0, own, torch.ones(len(own)))
         engine.communicator.all_reduce(counts, "sum", "samples")
         gathered.append(counts.tolist())
-    return found | {"own": found["steps"], "steps": gathered}
+    full = engine.full_state_dict(rank0_only=False)
+    weights = {name: value.tolist() for name, value in full.items()}
+    return {"own": steps, "steps": gathered, "weights": weights}
 
 
 def run(how: str, data: str, accumulation: int, folder: Path, *, resumed: bool) -> None:
@@ -107,7 +103,7 @@ def run(how: str, data: str, accumulation: int, folder: Path, *, resumed: bool) 
             _, client_state = engine.load_checkpoint(folder, tag=tag)
             if how == "deepspeed":
                 loader.load_state_dict(client_state["loader"])
-        runs[tag] = everybody(engine, train(engine, loader, None if resumed else folder))
+        runs[tag] = train(engine, loader, None if resumed else folder)
         rank = engine.communicator.rank
         engine.destroy()
     if rank == 0:

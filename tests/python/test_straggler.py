@@ -1,14 +1,13 @@
 """Jobs with a slow rank: who is named, with which cause, and after how many steps."""
 
 import json
-import subprocess
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 from metrics_files import write
-from ranks import launch, passed
+from ranks import launch, output_of, passed
 from zerorun.metrics import meter
 from zerorun.report.findings import findings
 from zerorun.report.reader import read_run
@@ -90,13 +89,6 @@ int fsync(int file) {
 """
 
 
-def slow_disk(folder: Path) -> dict[str, str]:
-    source, library = folder / "disk.c", folder / "disk.so"
-    source.write_text(SLOW_DISK)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return {"LD_PRELOAD": str(library)}
-
-
 JOBS = [
     (api, slow) for api in ("deepspeed", "shard") for slow in ("data", "compute", "save", "nobody")
 ]
@@ -114,7 +106,12 @@ def test_a_slow_rank_is_named_with_its_cause(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    variables = slow_disk(tmp_path) if slow == "save" else torch_python
+    variables = torch_python
+    if slow == "save":
+        source, library = tmp_path / "disk.c", tmp_path / "disk.so"
+        source.write_text(SLOW_DISK)
+        output_of("cc", "-shared", "-fPIC", "-o", library, source, "-ldl")
+        variables = {"LD_PRELOAD": str(library)}
     job = passed(launch(build, 2, "--no_local_rank", program, api, slow, tmp_path, **variables))
     found = json.loads(job.stdout.splitlines()[-1])  # within 50 steps
     if slow == "nobody":
