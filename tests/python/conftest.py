@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from gpu_machine import Machine
-from rank_jobs import PythonSource, RankJobs
+from rank_jobs import Forks, PythonSource
 from ranks import HERE, piped, write_small_job
 
 # There are more threads than cores, as in the C++ tests: one that spins takes the time of another.
@@ -64,11 +64,11 @@ def transformers_python() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def jobs(build: Path, torch_python: dict[str, str]) -> Iterator[RankJobs]:
-    """Of ranks, for CaseResults."""
-    jobs = RankJobs(build, torch_python)
-    yield jobs
-    jobs.close()
+def forks(build: Path, torch_python: dict[str, str]) -> Iterator[Forks]:
+    """For CaseResults."""
+    forks = Forks(build, torch_python)
+    yield forks
+    forks.close()
 
 
 @pytest.fixture(scope="module")

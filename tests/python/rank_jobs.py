@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ranks import HERE, environment, launch
@@ -42,26 +43,13 @@ class PythonSource:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class RankJobs:
-    """The jobs of a test session. `python`: where they find the session's source; those with a
-    package of their own have one of their own."""
+class Forks:
+    """Python programs of a test session. `python`: where they find the session's source; those with
+    a package of their own have one of their own."""
 
     def __init__(self, build: Path, python: Mapping[str, str]) -> None:
-        self._build, self._python = build, python
+        self.build, self._python = build, python
         self._sources: dict[str, PythonSource] = {}  # by package
-
-    def run(
-        self,
-        name: str,
-        ranks: int,
-        folder: Path,
-        cases: Sequence[str],
-        variables: Mapping[str, str],
-    ) -> str:
-        """Runs a file's cases on all ranks; returns what they printed."""
-        program = ["--no_local_rank", HERE / "rank_main.py", name, folder, *cases]
-        job = launch(self._build, ranks, *program, **self.with_python(variables))
-        return f"exit code {job.returncode}\n{job.stdout}\n{job.stderr}"
 
     def with_python(self, variables: Mapping[str, str]) -> dict[str, str]:
         """The variables of a job whose Python is a fork of a source."""
@@ -69,7 +57,7 @@ class RankJobs:
         if package is None:
             return {**variables, **self._python}
         if package not in self._sources:
-            self._sources[package] = PythonSource(self._build, ["torch._dynamo"], variables)
+            self._sources[package] = PythonSource(self.build, ["torch._dynamo"], variables)
         return {**variables, **self._sources[package].variables}
 
     def close(self) -> None:
@@ -77,20 +65,16 @@ class RankJobs:
             source.close()
 
 
+@dataclass
 class CaseResults:
     """How the cases of a file (all, or those given) went; they run at the first question."""
 
-    def __init__(
-        self,
-        jobs: RankJobs,
-        name: str,
-        folder: Path,
-        cases: Sequence[str] = (),
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
-        self._jobs, self._name, self._folder = jobs, name, folder
-        self._cases, self._variables = cases, variables or {}
-        self._found: dict[int, tuple[list[dict[str, str]], str]] = {}
+    forks: Forks
+    name: str
+    folder: Path
+    cases: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    found: dict[int, tuple[list[dict[str, str]], str]] = field(default_factory=dict)  # by ranks
 
     def check(self, case: str, ranks: int) -> None:
         """Fails with the ranks' tracebacks unless the case passed on all of them."""
@@ -104,11 +88,14 @@ class CaseResults:
         assert not failed, "\n".join([*failed, output])
 
     def _job(self, ranks: int) -> tuple[list[dict[str, str]], str]:
-        if ranks not in self._found:
-            folder = self._folder / str(ranks)
+        if ranks not in self.found:
+            folder = self.folder / str(ranks)
             folder.mkdir(parents=True)
-            output = self._jobs.run(self._name, ranks, folder, self._cases, self._variables)
+            program = ["--no_local_rank", HERE / "rank_main.py", self.name, folder, *self.cases]
+            variables = self.forks.with_python(self.variables)
+            job = launch(self.forks.build, ranks, *program, **variables)
+            output = f"exit code {job.returncode}\n{job.stdout}\n{job.stderr}"
             files = [folder / f"rank{rank}.json" for rank in range(ranks)]
             results = [json.loads(file.read_text()) for file in files if file.exists()]
-            self._found[ranks] = results, output
-        return self._found[ranks]
+            self.found[ranks] = results, output
+        return self.found[ranks]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from rank_jobs import CaseResults, RankJobs
+from rank_jobs import CaseResults, Forks
 from ranks import HERE, cases_in
 
 # On four ranks, models that are divided among them.
@@ -54,9 +54,9 @@ RUNS: dict[str, tuple[Sequence[str], int, dict[str, str]]] = {
 
 
 @pytest.fixture(scope="module")
-def results(jobs: RankJobs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
+def results(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
     return {
-        f"{file}{run}": CaseResults(jobs, file, tmp_path_factory.mktemp(file), variables=variables)
+        f"{file}{run}": CaseResults(forks, file, tmp_path_factory.mktemp(file), variables=variables)
         for run, (files, _, variables) in RUNS.items()
         for file in files
     }

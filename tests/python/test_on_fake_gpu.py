@@ -4,7 +4,7 @@ from pathlib import Path
 
 import fake_torch_cuda
 import pytest
-from rank_jobs import CaseResults, RankJobs
+from rank_jobs import CaseResults, Forks
 from ranks import HERE, cases_in, launch, passed
 from zerorun import _C
 
@@ -62,10 +62,10 @@ def packages(build: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(scope="module")
 def results(
-    jobs: RankJobs, packages: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
+    forks: Forks, packages: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], CaseResults]:
     return {
-        (file, streams): CaseResults(jobs, file, tmp_path_factory.mktemp(file), cases, variables)
+        (file, streams): CaseResults(forks, file, tmp_path_factory.mktemp(file), cases, variables)
         for streams, variables in packages.items()
         for file, cases in CASES.items()
     }
@@ -86,9 +86,9 @@ def test_case_on_a_gpu(
 
 
 @pytest.fixture
-def variables(jobs: RankJobs, packages: dict[str, dict[str, str]]) -> dict[str, str]:
+def variables(forks: Forks, packages: dict[str, dict[str, str]]) -> dict[str, str]:
     """Of a job whose Python has PyTorch already."""
-    return jobs.with_python(packages["exchange_api"])
+    return forks.with_python(packages["exchange_api"])
 
 
 @pytest.mark.parametrize(
