@@ -5,7 +5,6 @@ takes an argument gets a folder for what it writes.
 `rank_jobs.CaseResults` runs them and tells how each one went.
 """
 
-import ctypes
 import json
 import multiprocessing
 import os
@@ -19,7 +18,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DEADLINE = 400
-PR_SET_PDEATHSIG = 1
 HIDDEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -27,11 +25,6 @@ def cases_in(name: str) -> list[str]:
     """The cases of tests/python/cases/<name>.py, without importing it."""
     text = (HERE / "cases" / f"{name}.py").read_text()
     return re.findall(r"^def (case_\w+)\(", text, re.MULTILINE)
-
-
-def end_with_parent() -> None:
-    """This process is killed when the one that started it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def forked(function: Callable[..., None], ranks: int, port: int, *arguments: object) -> None:
