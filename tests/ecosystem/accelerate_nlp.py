@@ -3,27 +3,16 @@
 It is trained, evaluated with `gather_for_metrics`, saved, trained on, loaded and evaluated again.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin, PartialState
 from accelerate.utils import DummyOptim, DummyScheduler, set_seed
-from program import mean, start, trainer_config, write
+from program import Figures, mean, scheduled_config
 from tiny import bert, shared_folder
 from torch.utils.data import DataLoader
 
 STEPS = 8
-
-
-def configuration(stage: int) -> dict[str, Any]:
-    auto = dict.fromkeys(("lr", "weight_decay"), "auto")
-    warmup = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
-    return trainer_config(stage) | {
-        "optimizer": {"type": "AdamW", "params": auto | {"torch_adam": True}},
-        "scheduler": {"type": "WarmupDecayLR", "params": dict.fromkeys(warmup, "auto")},
-    }
 
 
 def sentences(count: int) -> list[dict[str, torch.Tensor]]:
@@ -45,13 +34,14 @@ def evaluate(accelerator: Accelerator, model: Any, loader: Any) -> float:
     return torch.cat(losses).mean().item()
 
 
-def main() -> None:
-    given = start()
+def figures(given: Any) -> Figures:
     PartialState(cpu=True)
+    warmup = "warmup_min_lr warmup_max_lr warmup_num_steps total_num_steps"
+    config = scheduled_config(given.stage, "lr weight_decay", "WarmupDecayLR", warmup)
     accelerator = Accelerator(
         mixed_precision="bf16" if given.bf16 else "no",
         gradient_accumulation_steps=2,
-        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=configuration(given.stage)),
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config),
     )
     set_seed(0)
     model = bert()
@@ -62,28 +52,24 @@ def main() -> None:
     model, optimizer, loader, held_out, schedule = accelerator.prepare(
         model, optimizer, loader, held_out, schedule
     )
-    figures: dict[str, list[float]] = {"loss": [], "grad_norm": [], "eval_loss": []}
+    found: Figures = {"loss": [], "grad_norm": [], "eval_loss": []}
     folder = shared_folder()
     for step, batch in enumerate(loader):
         if step == STEPS:
             accelerator.save_state(folder)
-            figures["eval_loss"].append(evaluate(accelerator, model, held_out))
+            found["eval_loss"].append(evaluate(accelerator, model, held_out))
         model.train()
         with accelerator.accumulate(model):
             loss = model(**batch).loss
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                figures["grad_norm"].append(mean(norm))
+                found["grad_norm"].append(mean(norm))
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-        figures["loss"].append(mean(loss))
-    figures["eval_loss"].append(evaluate(accelerator, model, held_out))
+        found["loss"].append(mean(loss))
+    found["eval_loss"].append(evaluate(accelerator, model, held_out))
     accelerator.load_state(folder)
-    figures["eval_loss"].append(evaluate(accelerator, model, held_out))
-    write(given, figures)
-
-
-if __name__ == "__main__":
-    main()
+    found["eval_loss"].append(evaluate(accelerator, model, held_out))
+    return found

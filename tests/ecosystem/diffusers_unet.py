@@ -1,16 +1,15 @@
 """A UNet of diffusers that is made under `zero.Init` and learns to predict noise."""
 
-from __future__ import annotations
+from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
 from diffusers import DDPMScheduler, UNet2DModel
-from program import mean, start, trained_config, write
+from program import Figures, trained, trained_config
 
 
-def main() -> None:
-    given = start()
+def figures(given: Any) -> Figures:
     config = trained_config(given, lr=1e-3)
     torch.manual_seed(0)
     with deepspeed.zero.Init(config_dict_or_path=config, enabled=given.stage == 3):
@@ -26,21 +25,12 @@ def main() -> None:
     noising = DDPMScheduler(num_train_timesteps=100)
     engine, *_ = deepspeed.initialize(model=unet, model_parameters=unet.parameters(), config=config)
     random = torch.Generator().manual_seed(1 + dist.get_rank())
-    figures: dict[str, list[float]] = {"loss": [], "grad_norm": []}
     dtype = torch.bfloat16 if given.bf16 else torch.float32
-    for _ in range(8):
+
+    def loss() -> torch.Tensor:
         images, noise = torch.randn(2, 2, 3, 8, 8, generator=random)
         times = torch.randint(0, 100, (2,), generator=random)
         noisy = noising.add_noise(images.cumsum(-1), noise, times)
-        loss = torch.nn.functional.mse_loss(engine(noisy.to(dtype), times).sample.float(), noise)
-        engine.backward(loss)
-        ends = engine.is_gradient_accumulation_boundary()
-        engine.step()
-        figures["loss"].append(mean(loss))
-        if ends:
-            figures["grad_norm"].append(mean(engine.get_global_grad_norm()))
-    write(given, figures)
+        return torch.nn.functional.mse_loss(engine(noisy.to(dtype), times).sample.float(), noise)
 
-
-if __name__ == "__main__":
-    main()
+    return trained(engine, 8, loss)

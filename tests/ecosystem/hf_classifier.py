@@ -1,17 +1,14 @@
 """The pattern of transformers' run_glue.py: a parser for the command line of Trainer, evaluation
 and saving at every fourth step with a limit of checkpoints, the best model, predictions."""
 
-from __future__ import annotations
-
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from program import history, start, trainer_config, write
+from program import Figures, history, scheduled_config
 from tiny import bert, shared_folder
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
@@ -30,41 +27,28 @@ class ModelArguments:
     labels: int = 2
 
 
-def configuration(stage: int) -> dict[str, Any]:
-    """With DeepSpeed's optimizer and schedule, whose settings the Trainer knows."""
-    auto = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
-    warmup = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps"), "auto")
-    return trainer_config(stage) | {
-        "optimizer": {"type": "AdamW", "params": auto | {"torch_adam": True}},
-        "scheduler": {"type": "WarmupLR", "params": warmup},
-    }
-
-
 def sentences(first: int, count: int) -> list[dict[str, Any]]:
     """Words that follow each other by a rule; the first one's parity is the label."""
-    starts = [at * 7 % 60 for at in range(first, first + count)]
-    return [
-        {
-            "input_ids": [4 + (word + (1 + word % 5) * at) % 60 for at in range(8)],
-            "labels": word % 2,
-        }
-        for word in starts
-    ]
+    found = []
+    for word in (at * 7 % 60 for at in range(first, first + count)):
+        words = [4 + (word + (1 + word % 5) * at) % 60 for at in range(8)]
+        found.append({"input_ids": words, "labels": word % 2})
+    return found
 
 
 def accuracy(found: Any) -> dict[str, float]:
     return {"accuracy": float((np.argmax(found.predictions, 1) == found.label_ids).mean())}
 
 
-def main() -> None:
-    given = start()
+def figures(given: Any) -> Figures:
     folder = Path(shared_folder())
     config = folder / "ds_config.json"
-    config.write_text(json.dumps(configuration(given.stage)))
+    warmup = "warmup_min_lr warmup_max_lr warmup_num_steps"
+    settings = scheduled_config(given.stage, "lr betas eps weight_decay", "WarmupLR", warmup)
+    config.write_text(json.dumps(settings))
     options = [*OPTIONS.split(), "--output_dir", str(folder / "out"), "--deepspeed", str(config)]
-    own, arguments = HfArgumentParser(
-        (ModelArguments, TrainingArguments)
-    ).parse_args_into_dataclasses(options)
+    parser = HfArgumentParser((ModelArguments, TrainingArguments))
+    own, arguments = parser.parse_args_into_dataclasses(options)
     trainer = Trainer(
         model=bert(num_labels=own.labels),
         args=arguments,
@@ -73,16 +57,11 @@ def main() -> None:
         compute_metrics=accuracy,
     )
     trainer.train()
-    figures = history(trainer, ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy"))
-    figures["best"] = [trainer.state.best_metric, trainer.evaluate()["eval_loss"]]
+    found = history(trainer, ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy"))
+    found["best"] = [trainer.state.best_metric, trainer.evaluate()["eval_loss"]]
     predicted = trainer.predict(sentences(200, 13))
-    figures["predicted"] = predicted.predictions.astype(float).ravel().tolist()
+    found["predicted"] = predicted.predictions.astype(float).ravel().tolist()
     dist.barrier()
-    figures["kept"] = sorted(
-        float(path.name.rpartition("-")[2]) for path in (folder / "out").glob("checkpoint-*")
-    )
-    write(given, figures)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    kept = (folder / "out").glob("checkpoint-*")
+    found["kept"] = sorted(float(path.name.rpartition("-")[2]) for path in kept)
+    return found

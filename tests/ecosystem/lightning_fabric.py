@@ -1,12 +1,12 @@
 """Lightning Fabric with its DeepSpeedStrategy: a loop of one's own that saves and loads."""
 
-from __future__ import annotations
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, DeepSpeedStrategy
-from program import mean, start, write
+from program import Figures, mean
 from tiny import shared_folder
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,8 +30,7 @@ class OnCpu(DeepSpeedStrategy):
             self._config_initialized = True
 
 
-def main() -> None:
-    given = start()
+def figures(given: Any) -> Figures:
     strategy = OnCpu(stage=given.stage)
     strategy.config["gradient_clipping"] = 0.5
     precision = "bf16-true" if given.bf16 else "32-true"
@@ -45,7 +44,7 @@ def main() -> None:
     x = torch.randn(64, 8, generator=random)
     rows = DataLoader(TensorDataset(x, x[:, :1] * x[:, 1:2]), batch_size=4)
     loader = fabric.setup_dataloaders(rows)
-    figures: dict[str, list[float]] = {"loss": [], "eval_loss": []}
+    found: Figures = {"loss": [], "eval_loss": []}
 
     def evaluate() -> float:
         model.eval()
@@ -60,8 +59,8 @@ def main() -> None:
             fabric.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-            figures["loss"].append(mean(loss))
-        figures["eval_loss"].append(evaluate())
+            found["loss"].append(mean(loss))
+        found["eval_loss"].append(evaluate())
 
     folder = shared_folder()
     state = {"model": model, "optimizer": optimizer, "epoch": 1, "settings": {"lr": 1e-2}}
@@ -70,11 +69,7 @@ def main() -> None:
     train()
     state |= {"epoch": 0, "settings": {}}
     fabric.load(folder, state)
-    figures["eval_loss"].append(evaluate())
-    figures["state"] = [float(state["epoch"]), state["settings"]["lr"]]
+    found["eval_loss"].append(evaluate())
+    found["state"] = [float(state["epoch"]), state["settings"]["lr"]]
     train()
-    write(given, figures)
-
-
-if __name__ == "__main__":
-    main()
+    return found

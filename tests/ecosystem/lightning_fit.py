@@ -1,8 +1,5 @@
 """Lightning's fit, validate and test of one module, with its DeepSpeedStrategy."""
 
-from __future__ import annotations
-
-import argparse
 from typing import Any
 
 import lightning
@@ -10,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
-from program import mean, start, write
+from program import Figures, mean
 from tiny import shared_folder
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class OnCpu(DeepSpeedStrategy):
@@ -36,13 +35,13 @@ class Regression(lightning.LightningModule):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU())
         self.head = nn.Linear(32, 1)
-        self.figures: dict[str, list[float]] = {"loss": [], "grad_norm": []}
+        self.figures: Figures = {"loss": [], "grad_norm": []}
 
-    def error(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def error(self, batch: Batch) -> torch.Tensor:
         x, y = batch
         return F.mse_loss(self.head(self.net(x)).float(), y)
 
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
+    def training_step(self, batch: Batch, _: int) -> torch.Tensor:
         loss = self.error(batch)
         self.figures["loss"].append(mean(loss))
         return loss
@@ -50,40 +49,36 @@ class Regression(lightning.LightningModule):
     def on_train_batch_end(self, *_: object) -> None:
         self.figures["grad_norm"].append(mean(self.trainer.model.get_global_grad_norm()))
 
-    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> None:
+    def validation_step(self, batch: Batch, _: int) -> None:
         self.log("val_loss", self.error(batch), sync_dist=True)
 
-    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> None:
+    def test_step(self, batch: Batch, index: int) -> None:
         self.log("test_loss", self.error(batch), sync_dist=True)
 
-    def predict_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
+    def predict_step(self, batch: Batch, _: int) -> torch.Tensor:
         return self.head(self.net(batch[0]))
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, step_size=2),
-        }
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
-def make_trainer(given: argparse.Namespace, **changes: Any) -> lightning.Trainer:
+def make_trainer(given: Any, **changes: Any) -> lightning.Trainer:
     settings = {"max_epochs": 2, "enable_checkpointing": False} | changes
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     return lightning.Trainer(
         accelerator="cpu",
         devices=2,
         strategy=OnCpu(stage=given.stage),
         precision="bf16-true" if given.bf16 else "32-true",
         gradient_clip_val=0.5,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         default_root_dir=shared_folder(),
-        **settings,
+        **(quiet | settings),
     )
 
 
-def restored(given: argparse.Namespace, loader: DataLoader) -> dict[str, list[float]]:
+def restored(given: Any, loader: DataLoader) -> Figures:
     """Figures of a checkpoint that is tested, and trained on by another module."""
     module, folder = Regression(), shared_folder()
     saver = ModelCheckpoint(dirpath=folder, save_last=True)
@@ -96,24 +91,17 @@ def restored(given: argparse.Namespace, loader: DataLoader) -> dict[str, list[fl
     return figures | {f"restored_{name}": values for name, values in module.figures.items()}
 
 
-def main() -> None:
-    given = start()
+def figures(given: Any) -> Figures:
     lightning.seed_everything(0)
     x = torch.randn(64, 8)
     loader = DataLoader(TensorDataset(x, x[:, :1] * x[:, 1:2]), batch_size=4)
-    if given.restore:
-        write(given, restored(given, loader))
-        return
+    if "restored" in given.words:
+        return restored(given, loader)
     module = Regression()
     trainer = make_trainer(given)
     trainer.fit(module, loader, loader)
-    figures = dict(module.figures)
-    figures["val_loss"] = [trainer.validate(module, loader, verbose=False)[0]["val_loss"]]
-    figures["test_loss"] = [trainer.test(module, loader, verbose=False)[0]["test_loss"]]
-    predicted = torch.cat(trainer.predict(module, loader))
-    figures["predicted"] = [mean(predicted.abs().mean())]
-    write(given, figures)
-
-
-if __name__ == "__main__":
-    main()
+    found = dict(module.figures)
+    found["val_loss"] = [trainer.validate(module, loader, verbose=False)[0]["val_loss"]]
+    found["test_loss"] = [trainer.test(module, loader, verbose=False)[0]["test_loss"]]
+    found["predicted"] = [mean(torch.cat(trainer.predict(module, loader)).abs().mean())]
+    return found

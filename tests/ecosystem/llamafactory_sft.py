@@ -1,7 +1,5 @@
 """LLaMA-Factory's supervised fine-tuning, of all parameters or of LoRA."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import json
 import os
@@ -11,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import trl
-from program import history, start, trainer_arguments, write
+from program import Figures, history, trainer_arguments
 from tiny import save_llama, sentence, shared_folder
 from transformers import TrainerCallback
 
@@ -24,46 +22,34 @@ from llamafactory.hparams import get_train_args  # noqa: E402
 from llamafactory.train.sft import run_sft  # noqa: E402
 
 
-class Figures(TrainerCallback):
+class Logged(TrainerCallback):
     """What the Trainer has logged when it ends."""
 
     def on_train_end(self, _arguments: Any, state: Any, *_: Any, **__: Any) -> None:
         self.state = state
 
 
-def save_data() -> str:
-    """A folder of data in LLaMA-Factory's format."""
-    folder = Path(shared_folder())
-    rows = [
-        {"instruction": sentence(at, 4), "input": "", "output": sentence(at, 8)} for at in range(32)
-    ]
-    (folder / "rows.json").write_text(json.dumps(rows))
-    (folder / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json"}}))
-    return str(folder)
-
-
-def main() -> None:
-    given = start()
-    model, data = save_llama(), save_data()
+def figures(given: Any) -> Figures:
+    model, data = save_llama(), Path(shared_folder())
+    texts = [(sentence(at, 4), sentence(at, 8)) for at in range(32)]
+    rows = [{"instruction": one, "input": "", "output": other} for one, other in texts]
+    (data / "rows.json").write_text(json.dumps(rows))
+    (data / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json"}}))
     arguments = trainer_arguments(given, output_dir=shared_folder(), max_steps=6) | {
         "stage": "sft",
         "do_train": True,
         "model_name_or_path": model,
         "dataset": "rows",
-        "dataset_dir": data,
+        "dataset_dir": str(data),
         "template": "empty",
         "cutoff_len": 32,
-        "finetuning_type": "lora" if given.lora else "full",
+        "finetuning_type": "lora" if "lora" in given.words else "full",
         "lora_target": "all",
         "lora_rank": 4,
         "overwrite_cache": True,
         "disable_gradient_checkpointing": True,  # its own expects an older transformers
         "gradient_accumulation_steps": 2,
     }
-    figures = Figures()
-    run_sft(*get_train_args(arguments), callbacks=[figures])
-    write(given, history(figures))
-
-
-if __name__ == "__main__":
-    main()
+    logged = Logged()
+    run_sft(*get_train_args(arguments), callbacks=[logged])
+    return history(logged)

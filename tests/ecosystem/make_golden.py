@@ -1,58 +1,39 @@
 #!/usr/bin/env python3
 """Writes golden/PROGRAM.json: the figures of the programs here under real DeepSpeed.
 
-    DS_ACCELERATOR=cpu PYTHON tests/ecosystem/make_golden.py [PROGRAM | PROGRAM/RUN]...
+    DS_ACCELERATOR=cpu PYTHONPATH=tests/python PYTHON tests/ecosystem/make_golden.py [NAME]...
 
-A single run joins those that are in the file. PYTHON has DeepSpeed besides
+NAME is PROGRAM, or PROGRAM/RUN, which joins the runs in the file. PYTHON has DeepSpeed besides
 requirements-ecosystem.txt. The ranks are forks of this process, with the environment that
 `deepspeed --num_gpus 2` gives them: what they import is imported once. DeepSpeed communicates
 through Gloo; its own kernel for CPUs would first be compiled.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
-import multiprocessing
 import os
 import runpy
-import socket
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from ranks import forked
 from runs import GOLDEN, HERE, PACKAGES, RANKS, RUNS, golden
 
 VERSIONED = ("deepspeed", "torch", "transformers", "accelerate")
 
 
-def run_rank(rank: int, port: int, program: str, options: list[str]) -> None:
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_SIZE": RANKS}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "HF_HUB_OFFLINE": 1}
-    os.environ |= {name: str(value) for name, value in variables.items()}
-    sys.argv = [program, f"--local_rank={rank}", *options]
-    runpy.run_path(str(HERE / f"{program}.py"), run_name="__main__")
+def run_rank(*arguments: str) -> None:
+    os.environ |= {"LOCAL_SIZE": str(RANKS), "HF_HUB_OFFLINE": "1"}
+    sys.argv = ["program.py", f"--local_rank={os.environ['RANK']}", *arguments]
+    runpy.run_path(str(HERE / "program.py"), run_name="__main__")
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def figures(program: str, options: str) -> dict[str, list[float]]:
-    """Of one run."""
-    context = multiprocessing.get_context("fork")
+def figures(program: str, run: str) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        arguments = [program, [*options.split(), "--figures", str(file)]]
-        port = free_port()
-        ranks = [context.Process(target=run_rank, args=(r, port, *arguments)) for r in range(RANKS)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
+        forked(run_rank, RANKS, 29577, program, run, "--figures", str(file))
         return json.loads(file.read_text())
 
 
@@ -66,7 +47,7 @@ def main() -> None:
             importlib.import_module(package)
         found = golden(program) if run else {}
         for name in [run] if run else RUNS[program]:
-            found[name] = figures(program, RUNS[program][name])
+            found[name] = figures(program, name)
         versions = {name: version(name) for name in (*VERSIONED, *PACKAGES[program])}
         text = json.dumps({"versions": versions, "runs": found}, indent=1)
         (GOLDEN / f"{program}.json").write_text(text + "\n")

@@ -1,52 +1,29 @@
 """Megatron-DeepSpeed's configuration and training step: its mpu, a schedule that counts samples,
 `step(lr_kwargs=...)`, activation checkpointing of DeepSpeed's, a checkpoint with its state."""
 
-from __future__ import annotations
-
+from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from program import mean, start, write
-from tiny import WORDS, shared_folder
+from program import Figures, mean, plain_config
+from tiny import WORDS, sequences, shared_folder
 from torch import nn
 
-BATCH, MICRO = 16, 2
+BATCH = 16
 
 
-class Mpu:
+def mpu() -> Any:
     """megatron.core.parallel_state of a job without model parallelism."""
-
-    def __init__(self) -> None:
-        alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-        self._model, self._data = alone[dist.get_rank()], dist.new_group()
-
-    def get_model_parallel_rank(self) -> int:
-        return 0
-
-    def get_model_parallel_world_size(self) -> int:
-        return 1
-
-    def get_model_parallel_group(self) -> Any:
-        return self._model
-
-    get_tensor_model_parallel_rank = get_model_parallel_rank
-    get_tensor_model_parallel_world_size = get_model_parallel_world_size
-    get_tensor_model_parallel_group = get_model_parallel_group
-
-    def get_tensor_model_parallel_src_rank(self) -> int:
-        return dist.get_rank()
-
-    def get_data_parallel_rank(self) -> int:
-        return dist.get_rank()
-
-    def get_data_parallel_world_size(self) -> int:
-        return dist.get_world_size()
-
-    def get_data_parallel_group(self) -> Any:
-        return self._data
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    model = {"rank": 0, "world_size": 1, "group": alone[dist.get_rank()]}
+    data = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "group": dist.new_group()}
+    answers = {"tensor_model_parallel_src_rank": dist.get_rank()}
+    for kind, found in (("model", model), ("tensor_model", model), ("data", data)):
+        answers |= {f"{kind}_parallel_{name}": value for name, value in found.items()}
+    return SimpleNamespace(**{f"get_{name}": lambda v=value: v for name, value in answers.items()})
 
 
 class Layer(nn.Module):
@@ -94,28 +71,13 @@ class Schedule:
         self.step(0)
 
 
-def configuration(stage: int, bf16: bool) -> dict[str, Any]:
+def configuration(given: Any) -> dict[str, Any]:
     """As examples_deepspeed/ of Megatron-DeepSpeed write it."""
-    return {
-        "train_batch_size": BATCH,
-        "train_micro_batch_size_per_gpu": MICRO,
-        "steps_per_print": 10,
-        "zero_optimization": {"stage": stage},
-        "gradient_clipping": 1.0,
-        "prescale_gradients": False,
-        "zero_allow_untested_optimizer": True,
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "fp16": {
-            "enabled": False,
-            "loss_scale": 0,
-            "loss_scale_window": 500,
-            "hysteresis": 2,
-            "min_loss_scale": 1,
-            "initial_scale_power": 11,
-        },
-        "bf16": {"enabled": bf16},
-        "wall_clock_breakdown": False,
-    }
+    own = {"train_batch_size": BATCH, "zero_allow_untested_optimizer": True}
+    own |= {"prescale_gradients": False, "wall_clock_breakdown": False}
+    own["data_types"] = {"grad_accum_dtype": "fp32"}
+    own["fp16"] = {"enabled": False, "loss_scale": 0, "hysteresis": 2, "initial_scale_power": 11}
+    return plain_config(given.stage, given.bf16, **own)
 
 
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
@@ -126,19 +88,18 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": decayed, "wd_mult": 1.0}, {"params": kept, "wd_mult": 0.0}]
 
 
-def main() -> None:
-    given = start()
-    mpu = Mpu()
-    config = configuration(given.stage, given.bf16)
+def figures(given: Any) -> Figures:
+    parallel = mpu()
+    config = configuration(given)
     deepspeed.checkpointing.configure(
-        mpu, partition_activations=False, contiguous_checkpointing=False, num_checkpoints=3
+        parallel, partition_activations=False, contiguous_checkpointing=False, num_checkpoints=3
     )
     torch.manual_seed(0)
     with deepspeed.zero.Init(
-        data_parallel_group=mpu.get_data_parallel_group(),
+        data_parallel_group=parallel.get_data_parallel_group(),
         config_dict_or_path=config,
         enabled=given.stage == 3,
-        mpu=mpu,
+        mpu=parallel,
     ):
         module = Gpt()
     optimizer = torch.optim.AdamW(groups_of(module), lr=1e-3, betas=(0.9, 0.95))
@@ -147,38 +108,32 @@ def main() -> None:
         optimizer=optimizer,
         args=given,
         lr_scheduler=Schedule(optimizer),
-        mpu=mpu,
+        mpu=parallel,
         config=config,
     )
-    names = ("loss", "grad_norm", "lr", "applied")
-    figures: dict[str, list[float]] = {name: [] for name in names}
+    found: Figures = {name: [] for name in ("loss", "grad_norm", "lr", "applied")}
     random = torch.Generator().manual_seed(1 + dist.get_rank())
 
     def train(steps: int) -> None:
         for _ in range(steps):
             for micro in range(1, model.gradient_accumulation_steps() + 1):
-                first = torch.randint(0, WORDS, (MICRO, 1), generator=random)
-                tokens = (first + 3 * torch.arange(12)) % WORDS
+                tokens = sequences(random, 12)
                 logits = model(tokens[:, :-1]).float().flatten(0, 1)
                 loss = F.cross_entropy(logits, tokens[:, 1:].flatten())
                 model.backward(loss)
-                figures["loss"].append(mean(loss))
+                found["loss"].append(mean(loss))
                 last = micro == model.gradient_accumulation_steps()
                 model.step(lr_kwargs={"increment": model.train_batch_size()} if last else None)
-            figures["grad_norm"].append(mean(model.get_global_grad_norm()))
-            figures["lr"].append(optimizer.param_groups[0]["lr"])
-            figures["applied"].append(float(model.was_step_applied()))
+            found["grad_norm"].append(mean(model.get_global_grad_norm()))
+            found["lr"].append(optimizer.param_groups[0]["lr"])
+            found["applied"].append(float(model.was_step_applied()))
 
     folder = shared_folder()
     train(3)
     state = {"iteration": 3, "checkpoint_version": 3.0, "args": {"seed": 0}}
     model.save_checkpoint(folder, client_state=state)
     train(2)
-    _, found = model.load_checkpoint(folder)
-    figures["state"] = [float(found["iteration"]), float(schedule.num_steps)]
+    _, state = model.load_checkpoint(folder)
+    found["state"] = [float(state["iteration"]), float(schedule.num_steps)]
     train(2)
-    write(given, figures)
-
-
-if __name__ == "__main__":
-    main()
+    return found

@@ -1,7 +1,5 @@
 """MMEngine's FlexibleRunner with its DeepSpeedStrategy: training, validation, a checkpoint."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from types import ModuleType
@@ -13,7 +11,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.runner._flexible_runner import FlexibleRunner
-from program import mean, plain_config, start, write
+from program import Figures, mean, plain_config
 from tiny import shared_folder
 from torch import nn
 
@@ -34,17 +32,10 @@ class Classifier(BaseModel):
         return logits, label
 
 
-class Images(torch.utils.data.Dataset):
-    def __init__(self, count: int) -> None:
-        random = torch.Generator().manual_seed(1)
-        self.images = torch.randn(count, 3, 8, 8, generator=random)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        image = self.images[index]
-        return image, int(2 * (image[0].mean() > 0)) + int(image[1].mean() > 0)
+def images(count: int) -> torch.utils.data.Dataset:
+    found = torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    bright = (found.mean((2, 3)) > 0).long()
+    return torch.utils.data.TensorDataset(found, 2 * bright[:, 0] + bright[:, 1])
 
 
 class Loss(BaseMetric):
@@ -57,11 +48,11 @@ class Loss(BaseMetric):
         return {"loss": sum(results) / len(results)}
 
 
-class Figures(Hook):
+class Hooked(Hook):
     """Losses and norms of training, and what the evaluator says."""
 
     def __init__(self) -> None:
-        self.found: dict[str, list[float]] = {"loss": [], "grad_norm": [], "val_loss": []}
+        self.found: Figures = {"loss": [], "grad_norm": [], "val_loss": []}
 
     def after_train_iter(self, runner: Any, *_: Any, outputs: Any = None, **__: Any) -> None:
         self.found["loss"].append(mean(outputs["loss"]))
@@ -75,50 +66,39 @@ def loader(count: int) -> dict[str, Any]:
     return {
         "batch_size": 4,
         "num_workers": 0,
-        "dataset": Images(count),
+        "dataset": images(count),
         "sampler": {"type": "DefaultSampler", "shuffle": False},
         "collate_fn": {"type": "default_collate"},
     }
 
 
-def name_removed_optimizers() -> None:
-    """MMEngine imports these by name; DeepSpeed 0.19 does not have them any more."""
-    name = "deepspeed.runtime.fp16.onebit"
-    if importlib.util.find_spec(name) is None:
-        sys.modules[name] = ModuleType(name)
-        for optimizer in ("OnebitAdam", "OnebitLamb", "ZeroOneAdam"):
-            setattr(sys.modules[name], optimizer, type(optimizer, (), {}))
+# MMEngine imports these by name; DeepSpeed 0.19 does not have them any more.
+ONEBIT = ModuleType("deepspeed.runtime.fp16.onebit")
+if importlib.util.find_spec(ONEBIT.__name__) is None:
+    sys.modules[ONEBIT.__name__] = ONEBIT
+    for optimizer in ("OnebitAdam", "OnebitLamb", "ZeroOneAdam"):
+        setattr(ONEBIT, optimizer, type(optimizer, (), {}))
 
 
-def main() -> None:
-    given = start()
-    name_removed_optimizers()
+def figures(given: Any) -> Figures:
     folder = shared_folder()
     torch.manual_seed(0)
-    figures = Figures()
+    hook = Hooked()
     config = plain_config(given.stage, given.bf16, train_micro_batch_size_per_gpu=4)
+    config["zero_allow_untested_optimizer"] = True
+    config["checkpoint"] = {"pickle_client_state": True}  # for objects of MMEngine's classes
     runner = FlexibleRunner(
         model=Classifier(),
         work_dir=folder,
-        strategy={
-            "type": "DeepSpeedStrategy",
-            "config": {
-                "zero_allow_untested_optimizer": True,
-                "checkpoint": {"pickle_client_state": True},  # for objects of MMEngine's classes
-                **config,
-            },
-        },
+        strategy={"type": "DeepSpeedStrategy", "config": config},
         train_dataloader=loader(32),
         val_dataloader=loader(16),
         val_cfg={},
         val_evaluator={"type": Loss},
-        optim_wrapper={
-            "type": "DeepSpeedOptimWrapper",
-            "optimizer": {"type": "AdamW", "lr": 1e-2},
-        },
+        optim_wrapper={"type": "DeepSpeedOptimWrapper", "optimizer": {"type": "AdamW", "lr": 1e-2}},
         param_scheduler={"type": "LinearLR", "start_factor": 0.5, "end": 2},
         train_cfg={"by_epoch": True, "max_epochs": 2, "val_interval": 1},
-        custom_hooks=[figures],
+        custom_hooks=[hook],
         default_hooks={"checkpoint": {"type": "CheckpointHook", "interval": 1}},
         launcher="pytorch",
         log_level="WARNING",
@@ -127,8 +107,4 @@ def main() -> None:
     if given.stage < 3:  # where DeepSpeed's load asks for a file that MMEngine does not write
         runner.strategy.load_checkpoint(f"{folder}/epoch_1.pth")
         runner.val()
-    write(given, figures.found)
-
-
-if __name__ == "__main__":
-    main()
+    return hook.found

@@ -1,24 +1,24 @@
 """Mixtures of experts from transformers in a loop of DeepSpeed's, with leaf modules declared."""
 
-from __future__ import annotations
+from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
-from program import mean, start, trained_config, write
-from tiny import LLAMA, WORDS
+from program import Figures, trained, trained_config
+from tiny import LLAMA, sequences
 from transformers import AutoConfig, AutoModelForCausalLM
 
 EXPERTS = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True},
-    "qwen2_moe": {
+    "qwen2": {
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 32,
         "output_router_logits": True,
     },
-    "deepseek_v3": {
+    "deepseek": {
         "num_key_value_heads": 4,
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
@@ -33,37 +33,27 @@ EXPERTS = {
         "v_head_dim": 8,
     },
 }
-BLOCKS = {
-    "mixtral": "MixtralSparseMoeBlock",
-    "qwen2_moe": "Qwen2MoeSparseMoeBlock",
-    "deepseek_v3": "DeepseekV3MoE",
+TYPES = {
+    "mixtral": ("mixtral", "MixtralSparseMoeBlock"),
+    "qwen2": ("qwen2_moe", "Qwen2MoeSparseMoeBlock"),
+    "deepseek": ("deepseek_v3", "DeepseekV3MoE"),
 }
 
 
-def main() -> None:
-    given = start()
+def figures(given: Any) -> Figures:
     config = trained_config(given, lr=3e-3)
     torch.manual_seed(0)
-    shape = AutoConfig.for_model(given.model, **(LLAMA | EXPERTS[given.model]))
+    kind, block = TYPES[given.words[0]]
+    shape = AutoConfig.for_model(kind, **(LLAMA | EXPERTS[given.words[0]]))
     model = AutoModelForCausalLM.from_config(shape)
-    deepspeed.utils.set_z3_leaf_modules(model, [BLOCKS[given.model]])
+    deepspeed.utils.set_z3_leaf_modules(model, [block])
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=config
     )
     random = torch.Generator().manual_seed(1 + dist.get_rank())
-    figures: dict[str, list[float]] = {"loss": [], "grad_norm": []}
-    for _ in range(12):
-        first = torch.randint(0, WORDS, (2, 1), generator=random)
-        tokens = 4 + (first + 3 * torch.arange(16)) % WORDS
-        loss = engine(input_ids=tokens, labels=tokens).loss
-        engine.backward(loss)
-        ends = engine.is_gradient_accumulation_boundary()
-        engine.step()
-        figures["loss"].append(mean(loss))
-        if ends:
-            figures["grad_norm"].append(mean(engine.get_global_grad_norm()))
-    write(given, figures)
 
+    def loss() -> torch.Tensor:
+        tokens = 4 + sequences(random, 16)
+        return engine(input_ids=tokens, labels=tokens).loss
 
-if __name__ == "__main__":
-    main()
+    return trained(engine, 12, loss)

@@ -1,7 +1,5 @@
 """OpenRLHF's strategy with its own configurations: an actor, a reference engine, a checkpoint."""
 
-from __future__ import annotations
-
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -10,8 +8,8 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from program import mean, start, write
-from tiny import WORDS, save_llama, shared_folder
+from program import Figures, mean
+from tiny import save_llama, sequences, shared_folder
 from torch.distributed.device_mesh import init_device_mesh
 
 ABSENT = {
@@ -50,13 +48,7 @@ class OnCpu(DeepspeedStrategy):
         )
 
 
-def optimizer_settings() -> dict[str, Any]:
-    adam = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
-    return {"optim": "adam", "adam": adam, "max_norm": 1.0, "scheduler_steps": STEPS}
-
-
-def main() -> None:
-    given = start()
+def figures(given: Any) -> Figures:
     settings = SimpleNamespace(param_dtype="bf16", adam_offload=False)
     arguments = SimpleNamespace(ds=settings, train=SimpleNamespace(), local_rank=-1)
     strategy = OnCpu(
@@ -66,39 +58,36 @@ def main() -> None:
     folder = save_llama()
     shared = {"attn_implementation": "eager", "param_dtype": "bf16"}
     actor = Actor(folder, ds_config=strategy.get_ds_train_config(), **shared)
+    adam = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
+    optimizer = {"optim": "adam", "adam": adam, "max_norm": 1.0, "scheduler_steps": STEPS}
     reference = Actor(folder, ds_config=strategy.get_ds_eval_config(), **shared)
-    actor, optimizer, scheduler = strategy.prepare((actor, optimizer_settings()))
+    actor, optimizer, scheduler = strategy.prepare((actor, optimizer))
     reference = strategy.prepare(reference).eval()
     assert isinstance(actor.model, deepspeed.DeepSpeedEngine)
 
     loss_of, random = SFTLoss(), torch.Generator().manual_seed(1 + dist.get_rank())
-    figures: dict[str, list[float]] = {"loss": [], "kl": [], "grad_norm": [], "lr": []}
+    found: Figures = {"loss": [], "kl": [], "grad_norm": [], "lr": []}
     checkpoints = shared_folder()
     for step in range(STEPS * strategy.accumulated_gradient):
-        first = torch.randint(0, WORDS, (2, 1), generator=random)
-        tokens = 4 + (first + 3 * torch.arange(12)) % WORDS
+        tokens = 4 + sequences(random, 12)
         mask = torch.ones_like(tokens)
-        found = actor(tokens, attention_mask=mask, return_logprobs=True)
+        logs = actor(tokens, attention_mask=mask, return_logprobs=True)
         with torch.no_grad():
             base = reference(tokens, attention_mask=mask, return_logprobs=True)
-        kl = (found - base).square().mean()
-        loss = loss_of(found, mask[:, 1:]) + 0.1 * kl
+        kl = (logs - base).square().mean()
+        loss = loss_of(logs, mask[:, 1:]) + 0.1 * kl
         strategy.backward(loss, actor, optimizer)
         ends = actor.model.is_gradient_accumulation_boundary()
         strategy.optimizer_step(optimizer, actor, scheduler)
-        figures["loss"].append(mean(loss))
-        figures["kl"].append(mean(kl))
+        found["loss"].append(mean(loss))
+        found["kl"].append(mean(kl))
         if ends:
-            figures["grad_norm"].append(mean(strategy.get_grad_norm(actor)))
-            figures["lr"].append(scheduler.get_last_lr()[0])
+            found["grad_norm"].append(mean(strategy.get_grad_norm(actor)))
+            found["lr"].append(scheduler.get_last_lr()[0])
         if step == STEPS:
             actor.model.save_checkpoint(checkpoints, tag="middle", client_state={"step": step})
     _, state = actor.model.load_checkpoint(checkpoints, tag="middle")
     with torch.no_grad():
         again = actor(tokens, attention_mask=mask, return_logprobs=True)
-    figures["loaded"] = [mean(again.mean()), float(state["step"])]
-    write(given, figures)
-
-
-if __name__ == "__main__":
-    main()
+    found["loaded"] = [mean(again.mean()), float(state["step"])]
+    return found

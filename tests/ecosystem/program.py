@@ -1,17 +1,22 @@
-"""The frame of every program here: its options, DeepSpeed's configuration, its file of figures."""
+"""Runs one of the programs here: program.py NAME RUN --figures FILE.
 
-from __future__ import annotations
+A program is a module whose function `figures` takes the options and returns lists of numbers by
+name. The rest of this file is what the programs share: options and DeepSpeed's configuration.
+"""
 
 import argparse
+import importlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
+
+Figures = dict[str, list[float]]
 
 ZERO = {
     "overlap_comm": False,
@@ -22,24 +27,17 @@ ZERO = {
 }
 
 
-def start() -> argparse.Namespace:
-    """Reads the command line and joins the ranks.
-
-    DeepSpeed's zero.Init takes a job to have one rank if it was not DeepSpeed that joined them, as
-    it is not in a Trainer on CPUs.
-    """
+def options() -> argparse.Namespace:
+    """Of the words of a run, "stage3" and "bf16" mean the same in all programs."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--stage", type=int, default=3)
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--lora", action="store_true", help="adapters alone are trained")
-    parser.add_argument("--reentrant", action="store_true", help="the older checkpointing")
-    parser.add_argument("--restore", action="store_true", help="from a checkpoint, and train on")
-    parser.add_argument("--model", default="mixtral", help="a type of transformers'")
-    parser.add_argument("--trainer", default="reward", help="or kto, of TRL's")
+    parser.add_argument("program")
+    parser.add_argument("run", help="its name in runs.py")
     parser.add_argument("--figures", type=Path, required=True, help="where losses and norms go")
     parser.add_argument("--local_rank", type=int, default=0, help="the launcher's")
     given = parser.parse_args()
-    deepspeed.init_distributed()
+    given.words = given.run.split("-")
+    given.bf16 = "bf16" in given.words
+    (given.stage,) = (int(word[5:]) for word in given.words if word.startswith("stage"))
     return given
 
 
@@ -48,10 +46,17 @@ def trainer_config(stage: int) -> dict[str, Any]:
     return {
         "zero_optimization": {"stage": stage, **ZERO},
         "bf16": {"enabled": "auto"},
-        "gradient_clipping": "auto",
-        "gradient_accumulation_steps": "auto",
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
+        **dict.fromkeys(("gradient_clipping", "gradient_accumulation_steps"), "auto"),
+        **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto"),
+    }
+
+
+def scheduled_config(stage: int, adam: str, schedule: str, warmup: str) -> dict[str, Any]:
+    """With DeepSpeed's optimizer and schedule, whose settings the Trainer knows."""
+    optimizer = dict.fromkeys(adam.split(), "auto") | {"torch_adam": True}
+    return trainer_config(stage) | {
+        "optimizer": {"type": "AdamW", "params": optimizer},
+        "scheduler": {"type": schedule, "params": dict.fromkeys(warmup.split(), "auto")},
     }
 
 
@@ -71,12 +76,22 @@ def trained_config(given: argparse.Namespace, lr: float) -> dict[str, Any]:
     """plain_config with AdamW, and two micro-steps a batch. DeepSpeed's own AdamW for CPUs would
     first be compiled, so it is torch's."""
     params = {"lr": lr, "weight_decay": 0.01, "torch_adam": True}
-    return plain_config(
-        given.stage,
-        given.bf16,
-        optimizer={"type": "AdamW", "params": params},
-        gradient_accumulation_steps=2,
-    )
+    own = {"optimizer": {"type": "AdamW", "params": params}, "gradient_accumulation_steps": 2}
+    return plain_config(given.stage, given.bf16, **own)
+
+
+def trained(engine: Any, steps: int, loss_of: Callable[[], torch.Tensor]) -> Figures:
+    """Losses of micro-steps, and norms of steps."""
+    found: Figures = {"loss": [], "grad_norm": []}
+    for _ in range(steps):
+        loss = loss_of()
+        engine.backward(loss)
+        ends = engine.is_gradient_accumulation_boundary()
+        engine.step()
+        found["loss"].append(mean(loss))
+        if ends:
+            found["grad_norm"].append(mean(engine.get_global_grad_norm()))
+    return found
 
 
 def trainer_arguments(given: argparse.Namespace, **changes: Any) -> dict[str, Any]:
@@ -98,7 +113,7 @@ def trainer_arguments(given: argparse.Namespace, **changes: Any) -> dict[str, An
     }
 
 
-def history(trainer: Any, names: Iterable[str] = ("loss", "grad_norm")) -> dict[str, list[float]]:
+def history(trainer: Any, names: Iterable[str] = ("loss", "grad_norm")) -> Figures:
     """What a Trainer logged."""
     log = trainer.state.log_history
     return {name: [float(entry[name]) for entry in log if name in entry] for name in names}
@@ -111,7 +126,15 @@ def mean(value: Any) -> float:
     return total.item() / dist.get_world_size()
 
 
-def write(given: argparse.Namespace, figures: Mapping[str, list[float]]) -> None:
-    """Rank 0 writes what the run is compared by: lists of numbers, by name."""
+def main() -> None:
+    given = options()
+    # DeepSpeed's zero.Init takes a job to have one rank if it was not DeepSpeed that joined them,
+    # as it is not in a Trainer on CPUs.
+    deepspeed.init_distributed()
+    found = importlib.import_module(given.program).figures(given)
     if dist.get_rank() == 0:
-        given.figures.write_text(json.dumps(figures))
+        given.figures.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

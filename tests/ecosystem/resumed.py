@@ -1,42 +1,30 @@
 """Hugging Face's Trainer, or a loop with accelerate, stops after every step and resumes.
 
 The uninterrupted run saves after each of its steps, and from each of these checkpoints a new run
-goes on: in the same job, or, with --first and --rest, in jobs of different sizes. The figures are
+goes on: in the same job, or, for "first" and "rest", in jobs of different sizes. The figures are
 the samples that each run has seen, rank by rank, and the bits of its weights at the end.
+
+Of the words of a run, "uneven" is the number of samples, "stream" an IterableDataset, "seedable"
+accelerate's own sampler, "still" means no dropout, "plain" PyTorch's DDP without zerorun.
 """
 
-from __future__ import annotations
-
-import argparse
 import hashlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
+from program import plain_config, trainer_arguments
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-WIDTH, MICRO, EPOCHS = 8, 2, 2
+WIDTH, MICRO, EPOCHS, STEPS = 8, 2, 2, 6
 
 
 def sample(index: int) -> dict[str, torch.Tensor]:
     values = torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
     return {"ids": torch.tensor(index), "x": values}
-
-
-class Listed(Dataset):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return sample(index)
 
 
 class Streamed(IterableDataset):
@@ -50,9 +38,10 @@ class Streamed(IterableDataset):
 class Model(nn.Module):
     """Remembers the samples that it saw, and has dropout: its random numbers have to go on, too."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, given: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
+        dropout = 0.0 if "still" in given.words else 0.1
         self.layers = nn.Sequential(nn.Linear(WIDTH, 16), nn.Dropout(dropout), nn.Linear(16, 1))
         self.seen: list[int] = []
 
@@ -61,13 +50,14 @@ class Model(nn.Module):
         return {"loss": (self.layers(x) - x.sum(-1, keepdim=True)).square().mean()}
 
 
-def config(given: Any) -> dict[str, Any]:
-    return {
-        "train_micro_batch_size_per_gpu": MICRO,
-        "gradient_accumulation_steps": given.accumulation,
-        "zero_optimization": {"stage": 2},
-        "gradient_clipping": 1.0,
-    }
+def accumulation(given: Any) -> int:
+    return 1 if "rest" in given.words else 2
+
+
+def config(given: Any) -> dict[str, Any] | None:
+    if "plain" in given.words:
+        return None
+    return plain_config(given.stage, given.bf16, gradient_accumulation_steps=accumulation(given))
 
 
 def record(model: Model, steps: int) -> dict[str, Any]:
@@ -82,26 +72,23 @@ def record(model: Model, steps: int) -> dict[str, Any]:
 def run_trainer(given: Any, data: Any, resume: int | None) -> dict[str, Any]:
     from transformers import Trainer, TrainingArguments
 
-    arguments = TrainingArguments(
-        output_dir=str(given.folder / ("whole" if resume is None else "resumed")),
-        deepspeed=None if given.plain else config(given),
-        use_cpu=True,
+    folder = given.figures.parent
+    settings = trainer_arguments(
+        given,
+        output_dir=str(folder / ("whole" if resume is None else "resumed")),
+        deepspeed=config(given),
         num_train_epochs=EPOCHS,
-        max_steps=given.max_steps,
-        per_device_train_batch_size=MICRO,
-        gradient_accumulation_steps=given.accumulation,
+        max_steps=STEPS if "stream" in given.words else -1,
+        gradient_accumulation_steps=accumulation(given),
         learning_rate=0.01,
         lr_scheduler_type="constant",
         save_strategy="steps" if resume is None else "no",
         save_steps=1,
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
         remove_unused_columns=False,
     )
-    model = Model(given.dropout)
-    trainer = Trainer(model=model, args=arguments, train_dataset=data)
-    at = None if resume is None else str(given.folder / "whole" / f"checkpoint-{resume}")
+    model = Model(given)
+    trainer = Trainer(model=model, args=TrainingArguments(**settings), train_dataset=data)
+    at = None if resume is None else str(folder / "whole" / f"checkpoint-{resume}")
     trainer.train(resume_from_checkpoint=at)
     return record(model, trainer.state.global_step)
 
@@ -112,24 +99,25 @@ def run_accelerate(given: Any, data: Any, resume: int | None) -> dict[str, Any]:
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import DataLoaderConfiguration, DeepSpeedPlugin
 
+    settings, folder = config(given), given.figures.parent
     AcceleratorState._reset_state()
     GradientState._reset_state()
     accelerator = Accelerator(
         cpu=True,
-        gradient_accumulation_steps=given.accumulation,
-        deepspeed_plugin=None if given.plain else DeepSpeedPlugin(hf_ds_config=config(given)),
-        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=given.seedable),
+        gradient_accumulation_steps=accumulation(given),
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings) if settings else None,
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler="seedable" in given.words),
     )
-    inner = Model(given.dropout)
+    inner = Model(given)
     torch.manual_seed(7)
     model, optimizer, loader = accelerator.prepare(
         inner,
         torch.optim.AdamW(inner.parameters(), lr=0.01),
-        DataLoader(data, batch_size=MICRO, shuffle=not given.iterable),
+        DataLoader(data, batch_size=MICRO, shuffle="stream" not in given.words),
     )
     step = first = begin = 0
     if resume is not None:
-        place = given.folder / f"step{resume}"
+        place = folder / f"step{resume}"
         accelerator.load_state(str(place))
         step, first, begin = json.loads((place / "position.json").read_text())
     for epoch in range(first, EPOCHS):
@@ -143,7 +131,7 @@ def run_accelerate(given: Any, data: Any, resume: int | None) -> dict[str, Any]:
             if accelerator.sync_gradients:
                 step += 1
                 if resume is None:
-                    place = given.folder / f"step{step}"
+                    place = folder / f"step{step}"
                     accelerator.save_state(str(place))
                     accelerator.wait_for_everyone()
                     if accelerator.is_main_process:
@@ -153,32 +141,11 @@ def run_accelerate(given: Any, data: Any, resume: int | None) -> dict[str, Any]:
     return record(inner, step)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["trainer", "accelerate"])
-    parser.add_argument("--samples", type=int, default=21)
-    parser.add_argument("--accumulation", type=int, default=2)
-    parser.add_argument("--iterable", action="store_true")
-    parser.add_argument("--max_steps", type=int, default=-1, help="of an IterableDataset")
-    parser.add_argument("--seedable", action="store_true", help="accelerate's own sampler")
-    parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--plain", action="store_true", help="without zerorun, on PyTorch's DDP")
-    parser.add_argument("--first", action="store_true", help="only the uninterrupted run")
-    parser.add_argument("--rest", type=int, default=0, help="only runs that resume, after 1 to N")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--local_rank", type=int, default=0, help="the launcher's")
-    given = parser.parse_args()
-    deepspeed.init_distributed()
-    run = run_trainer if given.kind == "trainer" else run_accelerate
-    data = (Streamed if given.iterable else Listed)(given.samples)
-    found = {} if given.rest else {"whole": run(given, data, None)}
-    steps = given.rest or found["whole"]["steps"]
-    for at in range(1, 1 if given.first else steps + 1):
+def figures(given: Any) -> dict[str, Any]:
+    run = run_trainer if "trainer" in given.words else run_accelerate
+    count = 19 if "uneven" in given.words else 21
+    data = Streamed(count) if "stream" in given.words else [sample(at) for at in range(count)]
+    found = {} if "rest" in given.words else {"whole": run(given, data, None)}
+    for at in range(1, 1 if "first" in given.words else STEPS + 1):
         found[str(at)] = run(given, data, at)
-    if dist.get_rank() == 0:
-        name = "resumed.json" if given.rest else "whole.json"
-        (given.folder / name).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

@@ -5,16 +5,14 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ranks import environment, shell
+from ranks import environment, passed, shell
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "release"
 STEPS, RECIPES = ROOT / "examples" / "steps", ROOT / "examples" / "recipes"
 PATH = os.pathsep.join(map(str, [BUILD / "bin", Path(sys.prefix) / "bin", os.environ["PATH"]]))
-CELL_S = 200
 
 
 def test_the_notebook_trains_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +25,7 @@ def test_the_notebook_trains_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(folder / "steps.ipynb", 4)
     client = nbclient.NotebookClient(
-        notebook, timeout=CELL_S, kernel_name="python3", resources={"metadata": {"path": folder}}
+        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": folder}}
     )
     client.execute()
     printed = ["".join(o.get("text", "") for o in c.get("outputs", [])) for c in notebook.cells]
@@ -43,21 +41,13 @@ def test_the_notebook_trains_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> No
 def test_lora_of_a_local_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     peft = pytest.importorskip("peft")
-    config = transformers.GPT2Config(
-        vocab_size=256,
-        n_positions=64,
-        n_embd=64,
-        n_layer=2,
-        n_head=4,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    shape = {"vocab_size": 256, "n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    config = transformers.GPT2Config(**shape, bos_token_id=0, eos_token_id=0)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
     shutil.copy(RECIPES / "lora.py", tmp_path)
     (tmp_path / "text.txt").write_text("All work and no play makes a dull text.\n" * 200)
     command = re.findall(r"^zerorun .*$", (RECIPES / "lora.py").read_text(), re.MULTILINE)[0]
-    job = shell(BUILD, command, tmp_path)
-    assert job.returncode == 0, job.stdout + job.stderr
+    job = passed(shell(BUILD, command, tmp_path))
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", job.stdout)]
     assert losses[-1] < losses[0]
     base = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model")
@@ -66,45 +56,21 @@ def test_lora_of_a_local_model(tmp_path: Path) -> None:
     assert all(value.abs().max() > 0 for value in trained)
 
 
-def documents(name: str) -> list[dict[str, Any]]:
+def test_kubernetes_takes_the_jobs() -> None:
     yaml = pytest.importorskip("yaml")
-    return list(yaml.safe_load_all((RECIPES / name).read_text()))
-
-
-def test_the_train_job_runs_zerorun_without_mpi_and_ssh() -> None:
-    (job,) = documents("trainjob.yaml")
-    assert (job["kind"], job["apiVersion"]) == ("TrainJob", "trainer.kubeflow.org/v1alpha1")
-    trainer = job["spec"]["trainer"]
+    validate = pytest.importorskip("kubernetes_validate")
+    texts = [(RECIPES / name).read_text() for name in ("trainjob.yaml", "indexed_job.yaml")]
+    found = {each["kind"]: each for text in texts for each in yaml.safe_load_all(text)}
+    assert found["TrainJob"]["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
+    trainer = found["TrainJob"]["spec"]["trainer"]
     assert trainer["command"][0] == "zerorun"
     assert not {"mpirun", "ssh"} & set(trainer["command"])
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": job["metadata"],
-        "spec": {
-            "containers": [
-                {
-                    "name": "node",
-                    "image": trainer["image"],
-                    "command": trainer["command"],
-                    "env": trainer["env"],
-                    "resources": trainer["resourcesPerNode"],
-                }
-            ]
-        },
-    }
-    validate(pod)
-
-
-def test_the_indexed_job_is_valid() -> None:
-    service, job = documents("indexed_job.yaml")
-    validate(service)
-    validate(job)
-    pod = job["spec"]["template"]["spec"]
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert job["spec"]["completions"] == job["spec"]["parallelism"]
-
-
-def validate(document: dict[str, Any]) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    container = {name: trainer[name] for name in ("image", "command", "env")}
+    container |= {"name": "node", "resources": trainer["resourcesPerNode"]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": found["TrainJob"]["metadata"]}
+    pod["spec"] = {"containers": [container]}
+    for document in (pod, found["Service"], found["Job"]):
+        validate.validate(document, validate.latest_version(), strict=True)
+    job = found["Job"]["spec"]
+    assert job["template"]["spec"]["subdomain"] == found["Service"]["metadata"]["name"]
+    assert job["completions"] == job["parallelism"]

@@ -1,25 +1,14 @@
 """What the programs of this folder train: small random models, a tokenizer, and data."""
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 
 WORDS = 60
 VOCABULARY = 64  # the words and the four special tokens
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
-LLAMA = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-}
+LLAMA = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
+LLAMA |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA |= {"max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 
 
 def tokenizer() -> Any:
@@ -28,19 +17,12 @@ def tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     names = [*SPECIAL, *(f"w{number}" for number in range(WORDS))]
-    backend = Tokenizer(
-        models.WordLevel({name: at for at, name in enumerate(names)}, unk_token=SPECIAL[1])
-    )
+    numbers = {name: at for at, name in enumerate(names)}
+    backend = Tokenizer(models.WordLevel(numbers, unk_token=SPECIAL[1]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    pad, unknown, begin, end = SPECIAL
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=pad,
-        unk_token=unknown,
-        bos_token=begin,
-        eos_token=end,
-        padding_side="left",
-    )
+    kinds = ("pad_token", "unk_token", "bos_token", "eos_token")
+    special = dict(zip(kinds, SPECIAL, strict=True))
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, padding_side="left", **special)
     made.chat_template = (
         "{% for message in messages %}{{ message['content'] + ' </s> ' }}{% endfor %}"
     )
@@ -51,6 +33,14 @@ def sentence(number: int, length: int = 12) -> str:
     """Words that follow each other by a rule, so that there is something to learn."""
     word, step = number * 7 % WORDS, 1 + number % 5
     return " ".join(f"w{(word + step * at) % WORDS}" for at in range(length))
+
+
+def sequences(random: Any, length: int) -> Any:
+    """Numbers of words of two sentences."""
+    import torch
+
+    first = torch.randint(0, WORDS, (2, 1), generator=random)
+    return (first + 3 * torch.arange(length)) % WORDS
 
 
 def llama(**changes: Any) -> Any:
@@ -68,17 +58,10 @@ def bert(**changes: Any) -> Any:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    shape = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        **changes,
-    )
-    return BertForSequenceClassification(shape)
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
+    shape |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForSequenceClassification(BertConfig(**shape, **dropout, **changes))
 
 
 def save_llama() -> str:

@@ -1,11 +1,11 @@
 """Hugging Face's Trainer with Ulysses: both ranks hold a part of each sequence."""
 
-from __future__ import annotations
+from typing import Any
 
 import torch
 from accelerate.utils import ParallelismConfig
 from accelerate.utils.dataclasses import DeepSpeedSequenceParallelConfig
-from program import history, start, trainer_arguments, write
+from program import Figures, history, trainer_arguments
 from tiny import WORDS, llama
 from transformers import Trainer, TrainingArguments
 
@@ -24,8 +24,7 @@ def rows(count: int) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def main() -> None:
-    given = start()
+def figures(given: Any) -> Figures:
     sequences = DeepSpeedSequenceParallelConfig(
         sp_seq_length=TOKENS, sp_seq_length_is_variable=True, sp_attn_implementation="sdpa"
     )
@@ -43,8 +42,4 @@ def main() -> None:
     model = llama(use_cache=False, attn_implementation="sdpa")
     trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data[:4])
     trainer.train()
-    write(given, history(trainer, ("loss", "grad_norm", "eval_loss")))
-
-
-if __name__ == "__main__":
-    main()
+    return history(trainer, ("loss", "grad_norm", "eval_loss"))

@@ -2,33 +2,35 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from host_namespaces import why_not
 
 from .job import name_of
-from .namespaces import Hosts, Network, missing, missing_for_ssh
+from .namespaces import Hosts, Network
 
 
-@pytest.fixture(scope="session")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Two hosts without sshd, for launchers that a test starts on each."""
-    if problem := missing():
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    """Two hosts without sshd, for launchers that a test starts on each, and that it may change."""
+    if problem := why_not():
         pytest.skip(problem)
-    found = Network(tmp_path_factory.mktemp("network"))
-    yield found
-    found.close()
+    with Network(tmp_path) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if problem := missing_for_ssh():
+    missing = [name for name in ("ssh", "ssh-keygen", "/usr/sbin/sshd") if not shutil.which(name)]
+    if problem := f"{missing} are not installed" if missing else why_not():
         pytest.skip(problem)
-    found = Hosts(tmp_path_factory.mktemp("hosts"))
-    yield found
-    found.close()
+    with Hosts(tmp_path_factory.mktemp("hosts")) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +44,7 @@ def end_what_a_test_leaves(request: pytest.FixtureRequest) -> Iterator[None]:
 
     before = running()
     yield
-    hosts.mend()
+    hosts.mend(1)
     deadline = time.monotonic() + 3
     while (left := running() - before) and time.monotonic() < deadline:
         time.sleep(0.05)

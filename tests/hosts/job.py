@@ -7,6 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from ranks import piped
+
 from .namespaces import Hosts
 
 ROOT = Path(__file__).parents[2]
@@ -30,34 +32,30 @@ class Job:
         if start == "ssh":
             arguments += [f"--launcher_args={hosts.ssh_options()}"]
         self.started = time.monotonic()
-        self.process = subprocess.Popen(
-            hosts.inside(0, *arguments, *options, *program),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = hosts.inside(0, *arguments, *options, *program)
+        self.process = piped(command, stdin=subprocess.DEVNULL)
 
-    def members(self) -> list[int]:
-        """Every process on the hosts but their sshd: what runs there is the job."""
-        return [pid for host in range(2) for pid in self.members_on(host)]
-
-    def members_on(self, host: int) -> list[int]:
-        return [pid for pid in self.hosts.processes(host) if name_of(pid) not in ("sshd", "")]
+    def members(self, *hosts: int) -> list[int]:
+        """Every process on all hosts, or those given, but their sshd: the job's."""
+        found = [pid for host in hosts or (0, 1) for pid in self.hosts.processes(host)]
+        return [pid for pid in found if name_of(pid) not in ("sshd", "")]
 
     def read_lines(self, count: int) -> list[str]:
         assert self.process.stdout is not None
         return [self.process.stdout.readline().rstrip("\n") for _ in range(count)]
 
-    def wait(self, timeout: float = 60) -> tuple[int, str, str]:
-        """Exit code as a shell gives it, rest of standard output, standard error."""
+    def end(self, code: int = 0, timeout: float = 60) -> tuple[str, str]:
+        """Rest of standard output, and standard error, of a job that ends with an exit code as a
+        shell gives it, and leaves no process."""
         try:
             output, errors = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
-        code = self.process.returncode
-        return code if code >= 0 else 128 - code, output, errors
+        found = self.process.returncode
+        assert (found if found >= 0 else 128 - found) == code, errors
+        assert self.survivors() == []
+        return output, errors
 
     def survivors(self, patience: float = 10) -> list[str]:
         """What is left once everything had time to go."""
@@ -82,7 +80,3 @@ def name_of(pid: int) -> str:
         return ""
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     return "" if fields["State"][0] in "ZX" else fields["Name"]
-
-
-def segments() -> set[str]:
-    return set(os.listdir("/dev/shm"))  # noqa: S108  (where segments are)

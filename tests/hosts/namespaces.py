@@ -1,111 +1,76 @@
-"""Two hosts on one machine: network namespaces with a veth pair, each with a name and sshd."""
+"""Two hosts on one machine: network namespaces, each with a name and sshd."""
 
-import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
-ADDRESSES = ("10.213.77.1", "10.213.77.2")
+import host_namespaces
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
 ADDRESSES_6 = ("fd13:77::1", "fd13:77::2")
 NAMES = ("zr-host-a", "zr-host-b")
 NAMES_6 = ("zr-host6-a", "zr-host6-b")
 
 
-def run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True)
+def run(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
-class Network:
-    """The namespaces and their link; `close` removes both."""
-
+class Network(host_namespaces.Hosts):
     def __init__(self, folder: Path) -> None:
+        super().__init__(2)
         self.folder = folder
-        self.namespaces = [f"zr{os.getpid()}{id(self) % 997}{letter}" for letter in "ab"]
-        try:
-            self._connect()
-        except BaseException:
-            self.close()
-            raise
 
-    def name(self, number: int, *names: str) -> None:
+    def _make(self) -> None:
+        super()._make()
+        for number, address in enumerate(ADDRESSES_6):
+            # Without the second in which the kernel looks for another host of that address.
+            self.ip(number, "address", "add", f"{address}/64", "dev", "eth0", "nodad")
+            Path("/etc/netns", self.name(number)).mkdir(parents=True)
+            self.know(number)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        for number in range(2):
+            shutil.rmtree(Path("/etc/netns", self.name(number)), ignore_errors=True)
+
+    def know(self, number: int, *names: str) -> None:
         """What one of the hosts finds in its /etc/hosts before everything else."""
         lines = ["127.0.0.1 localhost", *names]
-        lines += [f"{a} {n}" for a, n in zip(ADDRESSES, NAMES, strict=True)]
-        lines += [f"{a} {n}" for a, n in zip(ADDRESSES_6, NAMES_6, strict=True)]
-        own = Path("/etc/netns", self.namespaces[number])  # `ip netns exec` mounts it over /etc
+        lines += map(" ".join, zip(ADDRESSES + ADDRESSES_6, NAMES + NAMES_6, strict=True))
+        own = Path("/etc/netns", self.name(number))  # `ip netns exec` mounts it over /etc
         (own / "hosts").write_text("".join(f"{line}\n" for line in lines))
 
     def ip(self, number: int, *words: str) -> None:
         """Runs ip(8) for one of the hosts."""
-        run("ip", "-n", self.namespaces[number], *words)
-
-    def _connect(self) -> None:
-        for number, namespace in enumerate(self.namespaces):
-            Path("/etc/netns", namespace).mkdir(parents=True)
-            self.name(number)
-            run("ip", "netns", "add", namespace)
-            run("ip", "-n", namespace, "link", "set", "lo", "up")
-        a, b = self.namespaces
-        pair = ("type", "veth", "peer", "name", "eth0", "netns", b)
-        run("ip", "-n", a, "link", "add", "eth0", "index", "9", *pair)
-        for number, namespace in enumerate(self.namespaces):
-            run("ip", "-n", namespace, "address", "add", f"{ADDRESSES[number]}/24", "dev", "eth0")
-            run("ip", "-n", namespace, "link", "set", "eth0", "up")
-            self._add_address_6(number)
+        run("ip", "-n", self.name(number), *words)
 
     def inside(self, number: int, *words: str) -> list[str]:
         """The command that runs `words` on one of the hosts, under that host's name."""
         script = f'hostname {NAMES[number]}; exec "$@"'
-        shell = ["unshare", "--uts", "sh", "-c", script, "sh", *words]
-        return ["ip", "netns", "exec", self.namespaces[number], *shell]
+        return self.command(number, ["unshare", "--uts", "sh", "-c", script, "sh", *words])
 
     def processes(self, number: int) -> list[int]:
         """Those that run on one of the hosts."""
-        words = ["ip", "netns", "pids", self.namespaces[number]]
-        found = subprocess.run(words, check=True, capture_output=True, text=True)
-        return [int(pid) for pid in found.stdout.split()]
-
-    def cut(self) -> None:
-        """The link between the hosts goes down, without a word to either."""
-        run("ip", "-n", self.namespaces[1], "link", "set", "eth0", "down")
-
-    def mend(self) -> None:
-        run("ip", "-n", self.namespaces[1], "link", "set", "eth0", "up")
-        self._add_address_6(1)  # it went with the link
+        return [int(pid) for pid in run("ip", "netns", "pids", self.name(number)).split()]
 
     def sent_bytes(self, number: int) -> int:
         """By one of the hosts to the other."""
-        words = ["ip", "netns", "exec", self.namespaces[number], "cat"]
-        words += ["/sys/class/net/eth0/statistics/tx_bytes"]
-        return int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-
-    def _add_address_6(self, number: int) -> None:
-        words = ("address", "replace", f"{ADDRESSES_6[number]}/64", "dev", "eth0")
-        # Without the second in which the kernel looks for another host of that address.
-        run("ip", "-n", self.namespaces[number], *words, "nodad")
-
-    def close(self) -> None:
-        for namespace in self.namespaces:
-            subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
-            shutil.rmtree(Path("/etc/netns", namespace), ignore_errors=True)
+        return int(run(*self.inside(number, "cat", "/sys/class/net/eth0/statistics/tx_bytes")))
 
 
 class Hosts(Network):
     """Such hosts with sshd and keys, and a hostfile."""
 
-    def __init__(self, folder: Path, slots: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.daemons: list[subprocess.Popen[bytes]] = []
         self.key = folder / "key"
         self.hostfile = folder / "hosts"
-        self.hostfile.write_text("".join(f"{one} slots={slots}\n" for one in ADDRESSES))
-        super().__init__(folder)
+        self.hostfile.write_text("".join(f"{one} slots=2\n" for one in ADDRESSES))
 
-    def _connect(self) -> None:
-        super()._connect()
-        self._start_daemons()
-
-    def _start_daemons(self) -> None:
+    def _make(self) -> None:
+        super()._make()
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
         authorized = self.folder / "authorized_keys"
         shutil.copy(f"{self.key}.pub", authorized)
@@ -117,24 +82,11 @@ class Hosts(Network):
                 f"HostKey {self.key}\nAuthorizedKeysFile {authorized}\n"
                 f"PidFile none\nPermitRootLogin yes\nStrictModes no\nUsePAM no\n"
             )
-            self.daemons.append(
-                subprocess.Popen(
-                    self.inside(number, "/usr/sbin/sshd", "-D", "-f", str(config)),
-                    stdin=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
-        for number in range(2):
-            probe = (
-                "import socket, sys\n"
-                f"socket.create_connection(({ADDRESSES[number]!r}, 22), 1).close()"
-            )
-            deadline = time.monotonic() + 20
-            command = self.inside(1 - number, "python3", "-c", probe)
-            while subprocess.run(command, capture_output=True, check=False).returncode != 0:
-                if time.monotonic() > deadline:
-                    raise RuntimeError("sshd does not listen")
-                time.sleep(0.05)
+            command = self.inside(number, "/usr/sbin/sshd", "-D", "-f", str(config))
+            self.daemons.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        for number, address in enumerate(ADDRESSES):
+            probe = f"until : < /dev/tcp/{address}/22; do sleep 0.05; done"
+            subprocess.run(self.inside(1 - number, "bash", "-c", probe), timeout=20, check=True)
 
     def ssh_options(self) -> str:
         return (
@@ -142,31 +94,8 @@ class Hosts(Network):
             "-o LogLevel=ERROR"
         )
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for daemon in self.daemons:
             daemon.kill()
             daemon.wait()
-        super().close()
-
-
-def missing_for_ssh() -> str:
-    """What keeps this machine from having hosts with sshd, or nothing."""
-    for program in ("ssh", "ssh-keygen"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
-    return missing() if Path("/usr/sbin/sshd").exists() else "sshd is not installed"
-
-
-def missing() -> str:
-    """What keeps this machine from having such hosts, or nothing."""
-    for program in ("ip", "unshare"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    try:
-        run("ip", "netns", "add", f"zrprobe{os.getpid()}")
-        run("ip", "netns", "delete", f"zrprobe{os.getpid()}")
-    except subprocess.CalledProcessError as error:
-        return f"no network namespaces: {error.stderr.strip()}"
-    return ""
+        super().__exit__()

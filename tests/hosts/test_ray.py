@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from ranks import passed, ran
 
 from .job import ROOT
 
@@ -58,15 +58,7 @@ def test_workers_of_a_torch_trainer_are_one_job(tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(TRAINER)
     variables = {"PYTHONPATH": str(ROOT / "build/release/python"), "OMP_NUM_THREADS": "1"}
-    job = subprocess.run(
-        [PYTHON, script, tmp_path],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert job.returncode == 0, job.stderr[-3000:]
+    passed(ran([PYTHON, script, tmp_path], env=os.environ | variables, timeout=300))
     told = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(2)]
     assert all(one["ranks"] == 2 for one in told)
     assert told[0]["variables"] == ["MASTER_ADDR", "RANK", "WORLD_SIZE"]

@@ -4,10 +4,10 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
+from ranks import passed, ran
 
 from .job import ZERORUN
 from .namespaces import ADDRESSES, NAMES, Hosts
@@ -37,92 +37,60 @@ PartitionName=main Nodes=ALL Default=YES State=UP
 """
 
 
-class Slurm:
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
-        self.hosts = hosts
-        config = folder / "slurm.conf"
-        config.write_text(CONFIG.format(folder=folder, names=NAMES, addresses=ADDRESSES))
-        # Without this Slurm looks for cgroups, which a namespace does not show.
-        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("SLURM")},
-            "SLURM_CONF": str(config),
-        }
-        (folder / "state").mkdir()
-        daemons = [(0, ["slurmctld", "-D"])]
-        daemons += [(node, ["slurmd", "-D", "-N", NAMES[node]]) for node in range(2)]
-        self.log = (folder / "daemons.log").open("w")
-        self.daemons = [
-            subprocess.Popen(
-                hosts.inside(host, *words),
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
-            )
-            for host, words in daemons
-        ]
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.hosts.inside(0, *words),
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    def wait_until_idle(self) -> None:
-        deadline = time.monotonic() + 60
-        while self.run("sinfo", "-h", "-o", "%t %D").stdout.strip() != "idle 2":
-            if time.monotonic() > deadline:
-                raise RuntimeError(self.run("sinfo").stdout)
-            time.sleep(0.2)
-
-    def close(self) -> None:
-        for daemon in self.daemons:
-            daemon.kill()
-        for daemon in self.daemons:
-            daemon.wait()
-        self.log.close()
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def slurm(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+def run(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a command on the first host, where both are nodes of Slurm."""
     if shutil.which("slurmctld") is None or shutil.which("slurmd") is None:
         pytest.skip("Slurm is not installed")
-    found = Slurm(hosts, tmp_path_factory.mktemp("slurm"))
+    folder = tmp_path_factory.mktemp("slurm")
+    config = CONFIG.format(folder=folder, names=NAMES, addresses=ADDRESSES)
+    (folder / "slurm.conf").write_text(config)
+    # Without this Slurm looks for cgroups, which a namespace does not show.
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    (folder / "state").mkdir()
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    own["SLURM_CONF"] = str(folder / "slurm.conf")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return ran(hosts.inside(0, *words), env=own, stdin=subprocess.DEVNULL, timeout=120)
+
+    commands = [(0, ["slurmctld", "-D"])]
+    commands += [(node, ["slurmd", "-D", "-N", NAMES[node]]) for node in range(2)]
+    with (folder / "daemons.log").open("w") as log:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        daemons = [
+            subprocess.Popen(hosts.inside(host, *words), env=own, **streams)
+            for host, words in commands
+        ]
     try:
-        found.wait_until_idle()
-        yield found
+        deadline = time.monotonic() + 60
+        while run("sinfo", "-h", "-o", "%t %D").stdout.strip() != "idle 2":
+            assert time.monotonic() < deadline, run("sinfo").stdout
+            time.sleep(0.2)
+        yield run
     finally:
-        found.close()
-
-
-def places(host: str) -> set[str]:
-    return {f"{rank} 4 {rank // 2} {host} {NAMES[rank // 2]}" for rank in range(4)}
+        for daemon in daemons:
+            daemon.kill()
+            daemon.wait()
 
 
 CPU_RANKS = [str(ZERORUN), "--accelerator", "cpu", "--num_gpus", "2"]
+ALLOCATED = ["salloc", "-Q", "-N2"]
 
 
-def test_in_an_allocation_srun_starts_the_launchers(slurm: Slurm) -> None:
-    done = slurm.run("salloc", "-Q", "-N2", *CPU_RANKS, *PLACE)
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) == places(NAMES[0])
+@pytest.mark.parametrize("start", [ALLOCATED, ["srun", "-N2", "--ntasks-per-node=1"]])
+def test_a_launcher_on_each_node_is_one_job(run: Run, start: list[str]) -> None:
+    output = passed(run(*start, *CPU_RANKS, *PLACE)).stdout
+    places = {f"{rank} 4 {rank // 2} {NAMES[0]} {NAMES[rank // 2]}" for rank in range(4)}
+    assert set(output.splitlines()) == places
 
 
-def test_a_failure_on_another_node_is_the_exit_code(slurm: Slurm) -> None:
+def test_a_failure_on_another_node_is_the_exit_code(run: Run) -> None:
     script = "test $RANK = 3 && exit 7; exec sleep 1000"
-    done = slurm.run("salloc", "-Q", "-N2", *CPU_RANKS, "sh", "-c", script)
+    done = run(*ALLOCATED, *CPU_RANKS, "sh", "-c", script)
     assert done.returncode == 7, done.stderr
     assert "rank 3 of 4 (pid" in done.stderr
     assert NAMES[1] in done.stderr
-
-
-def test_srun_of_a_launcher_on_each_node_is_one_job(slurm: Slurm) -> None:
-    done = slurm.run("srun", "-N2", "--ntasks-per-node=1", *CPU_RANKS, *PLACE)
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) == places(NAMES[0])

@@ -5,14 +5,13 @@ import json
 import os
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gpu_machine import Machine
-from rank_pool import PythonSource, RankPools
-from ranks import HERE, piped
+from rank_jobs import Forks, PythonSource
+from ranks import HERE, piped, write_small_job
 
 # There are more threads than cores, as in the C++ tests: one that spins takes the time of another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -65,11 +64,11 @@ def transformers_python() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def pools(build: Path, torch_python: dict[str, str]) -> Iterator[RankPools]:
-    """Jobs of ranks, for CaseResults."""
-    pools = RankPools(build, torch_python)
-    yield pools
-    pools.close()
+def forks(build: Path, torch_python: dict[str, str]) -> Iterator[Forks]:
+    """For CaseResults."""
+    forks = Forks(build, torch_python)
+    yield forks
+    forks.close()
 
 
 @pytest.fixture(scope="module")
@@ -89,23 +88,35 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.fixture
-def small_training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a command in tmp_path, which has a text and a model.json; it ends with the test."""
-    (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
-    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
-    (tmp_path / "model.json").write_text(json.dumps(shape))
+def start_train(zerorun: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the train program on two ranks in tmp_path; jobs end with the test."""
+    write_small_job(tmp_path)
+    options = ("--data", "text", "--model", "model.json", "--micro_batch", "2", "--sample=")
     jobs = []
 
-    def start(*words: object, **options: Any) -> subprocess.Popen[str]:
-        jobs.append(
-            piped(words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)
-        )
+    def start(*arguments: object, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
+        words = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", *launcher, "train")
+        own = os.environ | {"OMP_NUM_THREADS": "1"}
+        jobs.append(piped((*words, *options, *arguments), cwd=tmp_path, env=own))
         return jobs[-1]
 
     yield start
     for job in jobs:
         job.kill()
         job.communicate()
+
+
+@pytest.fixture
+def train(start_train: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[str, str]]:
+    """Runs it to its end, with an exit code; its output and errors."""
+
+    def run(*arguments: object, code: int = 0) -> tuple[str, str]:
+        job = start_train(*arguments)
+        output, errors = job.communicate(timeout=300)
+        assert job.returncode == code, errors
+        return output, errors
+
+    return run
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,8 +6,6 @@ as on a GPU. Kernels are the CPU's; the engine's own streams run beside them, an
 as DLPack of a CUDA device.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -70,15 +68,12 @@ class DlTensor(ctypes.Structure):
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
+    )  # strides and an offset follow
 
 
-FROM_PYTHON = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(DlTensor))
-WORK_STREAM = ctypes.PYFUNCTYPE(
-    ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)
-)
+INT, POINTER = ctypes.c_int, ctypes.POINTER
+FROM_PYTHON = ctypes.PYFUNCTYPE(INT, ctypes.c_void_p, POINTER(DlTensor))
+WORK_STREAM = ctypes.PYFUNCTYPE(INT, INT, ctypes.c_int32, POINTER(ctypes.c_void_p))
 
 
 class ExchangeApi(ctypes.Structure):
@@ -94,6 +89,13 @@ def pointer_in(capsule: object, name: bytes) -> int:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return get(capsule, name)
+
+
+def _capsule(api: ExchangeApi) -> object:
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return make(ctypes.addressof(api), b"dlpack_exchange_api", None)
 
 
 def tensor_in(capsule: object) -> DlTensor:
@@ -112,13 +114,10 @@ def fake_library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(Path(zerorun.__file__).parent / LIBRARY))
     library.fake_torch_stream.restype = ctypes.c_void_p
     library.fake_violation.restype = ctypes.c_char_p
-    library.fake_bytes_held.restype = ctypes.c_int64
-    library.fake_take_peak.restype = ctypes.c_int64
-    library.fake_calls_on.argtypes = [ctypes.c_void_p]
-    library.fake_launches_of.argtypes = [ctypes.c_char_p]
-    library.fake_is_on_gpu.argtypes = [ctypes.c_void_p]
+    library.fake_bytes_held.restype = library.fake_take_peak.restype = ctypes.c_int64
+    for function in (library.fake_calls_on, library.fake_is_on_gpu, library.fake_disown):
+        function.argtypes = [ctypes.c_void_p]
     library.fake_adopt.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    library.fake_disown.argtypes = [ctypes.c_void_p]
     return library
 
 
@@ -186,10 +185,8 @@ class _Devices(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.Tensor.cpu:
-            return _move(args[0], False, (), {})
-        if func is torch.Tensor.cuda:
-            return _move(args[0], True, (), {})
+        if func in (torch.Tensor.cpu, torch.Tensor.cuda):
+            return _move(args[0], func is torch.Tensor.cuda, (), {})
         if func is torch.Tensor.to:
             return _to(*args, **kwargs)
         if kwargs.get("device") is None:
@@ -223,8 +220,7 @@ def _move(tensor: torch.Tensor, gpu: bool, args: Any, kwargs: Any) -> torch.Tens
 class _Event:
     """An event of a stream that is never behind."""
 
-    def __init__(self, enable_timing: bool = False) -> None:
-        self.time = 0.0
+    def __init__(self, enable_timing: bool = False) -> None: ...
 
     def record(self) -> None:
         self.time = time.perf_counter()
@@ -232,7 +228,7 @@ class _Event:
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, end: _Event) -> float:
+    def elapsed_time(self, end: Any) -> float:
         return 1e3 * (end.time - self.time)
 
 
@@ -242,21 +238,20 @@ class FakeTorchCuda:
     def __init__(self, streams: str) -> None:
         self.library = fake_library()
         self.library.fake_use_default_stream()
+        self.calls_on = self.library.fake_calls_on  # calls of the engine that were given a stream
+        self.bytes_held = self.library.fake_bytes_held  # of the fake runtime's pools
+        self.take_peak = self.library.fake_take_peak  # with PyTorch's, since the last call
+        self.set_delay = self.library.fake_set_delay  # in microseconds, of work on its streams
         self.current = 0  # the handle of CUDA's default stream, which is PyTorch's
         self._from_dlpack = torch.from_dlpack
         torch.from_dlpack = torch.utils.dlpack.from_dlpack = self._import
         self._patch_cuda()
         self._api = self._exchange_api()
-        torch.Tensor.__dlpack_c_exchange_api__ = (
-            self._capsule(self._api) if streams == "exchange_api" else None
-        )
+        capsule = _capsule(self._api) if streams == "exchange_api" else None
+        torch.Tensor.__dlpack_c_exchange_api__ = capsule
         self._modes = (_Marks(), _Devices())
         for mode in self._modes:
             mode.__enter__()
-
-    def calls_on(self, stream: int) -> int:
-        """Calls of the engine that were given a stream."""
-        return self.library.fake_calls_on(stream)
 
     def launches_of(self, kind: str) -> int:
         """Launches of the engine's kernels that take something of that type."""
@@ -266,18 +261,6 @@ class FakeTorchCuda:
         """True if its memory is from the fake runtime's pools."""
         found = mark_of(tensor)
         return found is not None and not found.of_pytorch
-
-    def bytes_held(self) -> int:
-        """Memory of the fake runtime's pools that somebody has."""
-        return self.library.fake_bytes_held()
-
-    def take_peak(self) -> int:
-        """The most memory that the engine and PyTorch had at a time since the last call."""
-        return self.library.fake_take_peak()
-
-    def set_delay(self, microseconds: int) -> None:
-        """Work on the engine's streams starts up to that much later than it could."""
-        self.library.fake_set_delay(microseconds)
 
     def violation(self) -> str:
         """The first call that the real CUDA would punish."""
@@ -294,8 +277,8 @@ class FakeTorchCuda:
 
     def _patch_cuda(self) -> None:
         answers = {"is_available": True, "is_bf16_supported": True, "device_count": 1}
-        answers |= {"current_device": 0, "synchronize": None}
-        answers |= {"is_current_stream_capturing": False, "empty_cache": None}
+        answers |= {"current_device": 0, "synchronize": None, "empty_cache": None}
+        answers["is_current_stream_capturing"] = False
         for name, answer in answers.items():
             setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         self.made_current = []  # devices, in the order of the calls
@@ -352,19 +335,8 @@ class FakeTorchCuda:
             out[0] = self.current
             return 0
 
-        return ExchangeApi(
-            real.version,
-            real.others,
-            FROM_PYTHON(tensor_from_py_object),
-            WORK_STREAM(current_work_stream),
-        )
-
-    @staticmethod
-    def _capsule(api: ExchangeApi) -> object:
-        make = ctypes.pythonapi.PyCapsule_New
-        make.restype = ctypes.py_object
-        make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        return make(ctypes.addressof(api), b"dlpack_exchange_api", None)
+        functions = FROM_PYTHON(tensor_from_py_object), WORK_STREAM(current_work_stream)
+        return ExchangeApi(real.version, real.others, *functions)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Stands for Python: what it is asked to run, runs in a fork of python_source.py. rank_pool.py
+"""Stands for Python: what it is asked to run, runs in a fork of python_source.py. rank_jobs.py
 copies this file to a folder bin/ beside the source's socket, behind a line with the real Python.
 """
 

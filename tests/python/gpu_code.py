@@ -1,5 +1,6 @@
 """The machine code in a library: its fat binaries of CUDA, and what they say of kernels."""
 
+import ctypes
 import re
 import struct
 from collections.abc import Iterable, Iterator
@@ -48,38 +49,11 @@ class Image:
 
 
 def unpacked(data: bytes, nbytes: int) -> bytes:
-    """A block of LZ4."""
-    out, at = bytearray(), 0
-
-    def length(short: int) -> int:
-        nonlocal at
-        total = short
-        while short == 15:
-            byte = data[at]
-            at += 1
-            total += byte
-            if byte != 255:
-                break
-        return total
-
-    while at < len(data):
-        token = data[at]
-        at += 1
-        literals = length(token >> 4)
-        out += data[at : at + literals]
-        at += literals
-        if at >= len(data) or len(out) >= nbytes:
-            break
-        offset = data[at] | data[at + 1] << 8
-        at += 2
-        count = length(token & 15) + 4
-        start = len(out) - offset
-        if offset >= count:
-            out += out[start : start + count]
-        else:
-            out += (out[start:] * (count // offset + 1))[:count]
-    assert len(out) == nbytes
-    return bytes(out)
+    """A block of LZ4, by the library that Debian's own package manager has."""
+    out = ctypes.create_string_buffer(nbytes)
+    decompress = ctypes.CDLL("liblz4.so.1").LZ4_decompress_safe_partial
+    assert decompress(data, out, len(data), nbytes, nbytes) == nbytes
+    return out.raw
 
 
 def images(library: Path) -> Iterator[Image]:

@@ -13,16 +13,9 @@ from typing import Any
 
 from ranks import piped
 
-PROGRAMS = [
-    "bin/zerorun",
-    "libexec/zerorun/train",
-    "tests/test_gpu",
-    "tests/test_gpu_train",
-    "bench/gpu/bench_gpu",
-    "bench/train/bench_train",
-    "lib/libzerorun_cuda.so",
-    "lib/libzerorun_train_cuda.so",
-]
+PROGRAMS = ["bin/zerorun", "libexec/zerorun/train", "tests/test_gpu", "tests/test_gpu_train"]
+PROGRAMS += ["bench/gpu/bench_gpu", "bench/train/bench_train"]
+PROGRAMS += ["lib/libzerorun_cuda.so", "lib/libzerorun_train_cuda.so"]
 SCRIPTS = ["gpu_check", "gpu_first", "gpu_pack.py", "gpu_run.py", "gpu_steps.py"]
 
 # Writes its call to $CALLS; where $FAIL is part of it, prints $MESSAGE and exits with $STATUS, and
@@ -63,10 +56,6 @@ case $* in
 esac
 """
 
-NVIDIA_SMI = """#!/bin/sh
-echo "NVIDIA H200, 9.0, 580.00"
-"""
-
 
 def write_program(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +73,10 @@ class Machine:
         for file in [*(f"scripts/{name}" for name in SCRIPTS), "tests/gpu/same_losses.py"]:
             shutil.copy(source / file, root / file)
         self.calls, self.tools, self.out = root / "calls", root / "tools", root / "out"
-        write_program(self.tools / "nvidia-smi", NVIDIA_SMI)
-        write_program(self.tools / "compute-sanitizer", PROGRAM)
-        write_program(self.tools / "program", PROGRAM)
-        write_program(self.tools / "python3", PYTHON)
+        smi = '#!/bin/sh\necho "NVIDIA H200, 9.0, 580.00"\n'
+        tools = {"nvidia-smi": smi, "compute-sanitizer": PROGRAM, "program": PROGRAM}
+        for name, text in (tools | {"python3": PYTHON}).items():
+            write_program(self.tools / name, text)
 
     def change(self, script: str, old: str, new: str) -> None:
         """A part of one of its scripts."""

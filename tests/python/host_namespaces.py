@@ -52,8 +52,8 @@ class Hosts:
         for host in range(self._count):
             name, port = self.name(host), f"port{host}"
             _ip("netns", "add", name)
-            _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns",
-                self._bridge)  # fmt: skip
+            pair = ("type", "veth", "peer", "name", port, "netns", self._bridge)
+            _ip("-n", name, "link", "add", "eth0", "index", "9", *pair)
             _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
@@ -68,6 +68,9 @@ class Hosts:
     def cut(self, host: int) -> None:
         """Takes the host off the network: what is sent to it is lost without a word."""
         _ip("-n", self._bridge, "link", "set", f"port{host}", "down")
+
+    def mend(self, host: int) -> None:
+        _ip("-n", self._bridge, "link", "set", f"port{host}", "up")
 
     def command(self, host: int, command: list[str]) -> list[str]:
         """The command that runs `command` on a host."""

@@ -8,7 +8,6 @@ the mean losses of the steps after the save, by the ranks that saved.
 """
 
 import json
-import os
 import sys
 import tarfile
 import tempfile
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.checkpoint import ds_to_universal
+from ranks import forked
 from uneven_model import (
     CONTINUED,
     SAVED_AFTER,
@@ -79,30 +79,6 @@ def train(folder: Path, name: str) -> None:
     dist.destroy_process_group()
 
 
-def run(folder: Path, name: str) -> None:
-    """Every rank of a run in a fork of this process."""
-    ranks = RUNS[name][2]
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if child == 0:
-            job = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-            job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29560 + list(RUNS).index(name)}
-            os.environ.update({key: str(value) for key, value in job.items()})
-            status = 1
-            try:
-                train(folder, name)
-                status = 0
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    statuses = [os.waitpid(child, 0)[1] for child in children]
-    if any(statuses):
-        sys.exit(f"{name}: a rank failed")
-
-
 def convert(folder: Path, name: str) -> None:
     """The run's checkpoint in DeepSpeed's universal format."""
     saved, universal = folder / name, folder / f"universal-{name}"
@@ -119,7 +95,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in RUNS:
-            run(folder, name)
+            forked(train, RUNS[name][2], 29560 + list(RUNS).index(name), folder, name)
         for name in UNIVERSAL:
             convert(folder, name)
         with tarfile.open(ARCHIVE, "w:xz") as archive:

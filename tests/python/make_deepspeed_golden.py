@@ -10,12 +10,12 @@ those of test_deepspeed_curves.py.
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from curves import DATA, TRAINER_RUNS, accelerate_losses, trainer_arguments, trainer_losses
+from ranks import output_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = ROOT / "examples" / "python"
@@ -25,15 +25,7 @@ VERSION = "import deepspeed; print(deepspeed.__version__)"
 def run(python: str, *arguments: str | Path, cwd: Path) -> str:
     variables = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     variables["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
-    job = subprocess.run(
-        [python, *arguments],
-        cwd=cwd,
-        env=os.environ | variables,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return job.stdout
+    return output_of(python, *arguments, cwd=cwd, env=os.environ | variables)
 
 
 def main() -> None:

@@ -7,8 +7,6 @@ Two CPU ranks train the model of uneven_model.py; `losses.json` has the steps af
 """
 
 import json
-import os
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import forked
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 from uneven_model import CONTINUED, SAVED_AFTER, groups_of, loss_of, make_model, rows_of
@@ -55,19 +54,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        children = []
-        for rank in range(RANKS):
-            child = os.fork()
-            if child == 0:
-                job = {"RANK": rank, "WORLD_SIZE": RANKS, "MASTER_PORT": 29590}
-                os.environ.update({key: str(value) for key, value in job.items()})
-                os.environ["MASTER_ADDR"] = "127.0.0.1"
-                train(folder)
-                sys.stdout.flush()
-                os._exit(0)
-            children.append(child)
-        if any(os.waitpid(child, 0)[1] for child in children):
-            sys.exit("a rank failed")
+        forked(train, RANKS, 29590, folder)
         with tarfile.open(ARCHIVE, "w:xz") as archive:
             archive.add(folder / "checkpoint", "checkpoint")
     print(f"{ARCHIVE}: {ARCHIVE.stat().st_size} bytes")

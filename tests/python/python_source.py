@@ -22,11 +22,15 @@ import threading
 import types
 from typing import Any, NoReturn
 
-from ranks import end_with_parent
-
 MAX_BYTES = 1 << 17  # of a message, with its environment
 MAX_DESCRIPTORS = 64
 HIGH = 500  # above all descriptors in use
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run(arguments: list[str]) -> None:
@@ -60,20 +64,16 @@ def status_of(arguments: list[str]) -> int:
     return 0
 
 
-def place(received: list[int], numbers: list[int]) -> None:
-    """Gives descriptors the numbers that the process which asks knows them by."""
-    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, HIGH) for descriptor in received]
-    for descriptor in received:
-        os.close(descriptor)
-    for descriptor, number in zip(high, numbers, strict=True):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-
-
 def become(request: dict[str, Any], received: list[int], packages: list[str]) -> NoReturn:
     """Runs what the process that asks was started for, in its surroundings."""
     end_with_parent()
-    place(received, request["descriptors"])
+    # They get the numbers that the process which asks knows them by.
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, HIGH) for descriptor in received]
+    for descriptor in received:
+        os.close(descriptor)
+    for descriptor, number in zip(high, request["descriptors"], strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     network = f"/proc/{request['process']}/ns/net"
     if os.stat(network).st_ino != os.stat("/proc/self/ns/net").st_ino:
         with open(network, encoding="ascii") as file:
@@ -99,19 +99,8 @@ def become(request: dict[str, Any], received: list[int], packages: list[str]) ->
     os._exit(status)
 
 
-def start(listener: socket.socket, packages: list[str]) -> tuple[int, socket.socket]:
-    """A fork for the process that asks, and the connection to that one."""
-    asking, _ = listener.accept()
-    message, received, *_ = socket.recv_fds(asking, MAX_BYTES, MAX_DESCRIPTORS)
-    fork = os.fork()
-    if fork == 0:
-        become(json.loads(message), received, packages)
-    for descriptor in received:
-        os.close(descriptor)
-    return fork, asking
-
-
 def serve(listener: socket.socket, packages: list[str]) -> NoReturn:
+    """Makes a fork for each process that asks, and tells it how that one ended."""
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         while True:
@@ -119,7 +108,13 @@ def serve(listener: socket.socket, packages: list[str]) -> NoReturn:
                 if selector.get_map().get(key.fd) is not key:  # of a fork that was seen to end
                     continue
                 if key.fileobj is listener:
-                    fork, asking = start(listener, packages)
+                    asking, _ = listener.accept()
+                    message, received, *_ = socket.recv_fds(asking, MAX_BYTES, MAX_DESCRIPTORS)
+                    fork = os.fork()
+                    if fork == 0:
+                        become(json.loads(message), received, packages)
+                    for descriptor in received:
+                        os.close(descriptor)
                     ended = os.pidfd_open(fork)
                     for file in (ended, asking):
                         selector.register(file, selectors.EVENT_READ, (fork, ended, asking))

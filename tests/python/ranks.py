@@ -2,35 +2,47 @@
 
 A file of cases has functions named ``case_*`` that all ranks execute in the same order. One that
 takes an argument gets a folder for what it writes.
-`rank_pool.CaseResults` runs them and tells how each one went.
+`rank_jobs.CaseResults` runs them and tells how each one went.
 """
 
-import ast
-import ctypes
+import json
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DEADLINE = 400
-PR_SET_PDEATHSIG = 1
 HIDDEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def cases_in(name: str) -> list[str]:
     """The cases of tests/python/cases/<name>.py, without importing it."""
-    tree = ast.parse((HERE / "cases" / f"{name}.py").read_text())
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [function for function in functions if function.startswith("case_")]
+    text = (HERE / "cases" / f"{name}.py").read_text()
+    return re.findall(r"^def (case_\w+)\(", text, re.MULTILINE)
 
 
-def end_with_parent() -> None:
-    """This process is killed when the one that started it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def forked(function: Callable[..., None], ranks: int, port: int, *arguments: object) -> None:
+    """Runs it on every rank of a job, in forks of this process."""
+
+    def run(rank: int) -> None:
+        job = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({key: str(value) for key, value in job.items()})
+        function(*arguments)
+
+    fork = multiprocessing.get_context("fork")
+    jobs = [fork.Process(target=run, args=(rank,)) for rank in range(ranks)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert not any(job.exitcode for job in jobs)
 
 
 def environment(build: Path, **variables: str) -> dict[str, str]:
@@ -63,6 +75,31 @@ def passed(job: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
     """One that ended well; what any other has written is the error."""
     assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-4000:]
     return job
+
+
+def write_small_job(folder: Path) -> None:
+    """A text, and a model.json for the train program."""
+    (folder / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    (folder / "model.json").write_text(json.dumps(shape))
+
+
+def wait_for_step(job: subprocess.Popen[str], least: int) -> list[str]:
+    """What the train program prints up to a step, or a later one."""
+    lines = []
+    for line in job.stdout:
+        lines.append(line)
+        if line.startswith("step ") and int(line.split()[1].split("/")[0]) >= least:
+            break
+    assert job.poll() is None, lines
+    return lines
+
+
+def interrupted(job: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The exit code, output and errors after Ctrl-C."""
+    job.send_signal(signal.SIGINT)
+    output, errors = job.communicate(timeout=DEADLINE)
+    return job.returncode, output, errors
 
 
 def output_of(*command: object, **options: Any) -> str:

@@ -6,6 +6,7 @@ resumed.json, of which WHICH ("whole", "resumed" or "both") says what is run.
 """
 
 import functools
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -15,21 +16,13 @@ from typing import Any
 import torch
 import zerorun
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 SAMPLES, WIDTH, MICRO, EPOCHS = 21, 8, 2, 2
 
 
 def sample(index: int) -> tuple[int, torch.Tensor]:
     return index, torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
-
-
-class Listed(Dataset):
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
-        return sample(index)
 
 
 class Streamed(IterableDataset):
@@ -56,25 +49,15 @@ class Model(nn.Module):
 
 def start(how: str, data: str, accumulation: int) -> tuple[Any, Any]:
     """An engine and its loader."""
-    dataset = Listed() if data == "listed" else Streamed()
+    dataset = [sample(i) for i in range(SAMPLES)] if data == "listed" else Streamed()
     optimizer = functools.partial(torch.optim.AdamW, lr=0.01)
     if how == "shard":
-        engine = zerorun.shard(
-            Model(), stage=3, optimizer=optimizer, clip=1.0, accumulation_steps=accumulation
-        )
+        options = {"optimizer": optimizer, "clip": 1.0, "accumulation_steps": accumulation}
+        engine = zerorun.shard(Model(), stage=3, **options)
         return engine, engine.make_dataloader(dataset, MICRO, num_workers=0)
-    config = {
-        "train_micro_batch_size_per_gpu": MICRO,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": 2},
-    }
-    if how == "initialize":
-        initialize = zerorun.initialize
-    else:
-        import deepspeed
-
-        initialize = deepspeed.initialize
+    config = {"train_micro_batch_size_per_gpu": MICRO, "gradient_accumulation_steps": accumulation}
+    config |= {"gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
+    initialize = importlib.import_module({"initialize": "zerorun"}.get(how, how)).initialize
     engine, _, loader, _ = initialize(
         model=Model(), optimizer=optimizer, training_data=dataset, config=config
     )
@@ -82,38 +65,33 @@ def start(how: str, data: str, accumulation: int) -> tuple[Any, Any]:
 
 
 def train(engine: Any, loader: Any, save: Path | None) -> dict[str, Any]:
+    def keep(tag: str) -> None:
+        if save is not None:
+            engine.save_checkpoint(save, tag=tag, client_state={"loader": loader.state_dict()})
+
     seen: list[tuple[int, int]] = []
     steps: list[list[tuple[int, int]]] = []
     for epoch in range(loader.epoch, EPOCHS):
         loader.set_epoch(epoch)
         for ids, x in loader:
-            if save is not None and seen:  # in the middle of a batch: its samples count as unseen
-                engine.save_checkpoint(save, tag=f"inside{len(steps)}", client_state=state(loader))
+            if seen:  # in the middle of a batch: its samples count as unseen
+                keep(f"inside{len(steps)}")
             engine.backward(engine(x))
             engine.step()
             seen += [(epoch, index) for index in ids.tolist()]
             if engine._micro_step_applied:
                 steps.append(seen)
                 seen = []
-                if save is not None:
-                    engine.save_checkpoint(save, tag=str(len(steps)), client_state=state(loader))
-    full = engine.full_state_dict(rank0_only=False)
-    return {"steps": steps, "weights": {name: value.tolist() for name, value in full.items()}}
-
-
-def state(loader: Any) -> dict[str, Any]:
-    return {"loader": loader.state_dict()}
-
-
-def everybody(engine: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """With the samples of all ranks, step by step."""
-    gathered = []
-    for step in found["steps"]:
+                keep(str(len(steps)))
+    gathered = []  # how often all ranks have seen each sample, step by step
+    for step in steps:
         own = torch.tensor([epoch * SAMPLES + index for epoch, index in step])
         counts = torch.zeros(EPOCHS * SAMPLES).index_add_(0, own, torch.ones(len(own)))
         engine.communicator.all_reduce(counts, "sum", "samples")
         gathered.append(counts.tolist())
-    return found | {"own": found["steps"], "steps": gathered}
+    full = engine.full_state_dict(rank0_only=False)
+    weights = {name: value.tolist() for name, value in full.items()}
+    return {"own": steps, "steps": gathered, "weights": weights}
 
 
 def run(how: str, data: str, accumulation: int, folder: Path, *, resumed: bool) -> None:
@@ -125,7 +103,7 @@ def run(how: str, data: str, accumulation: int, folder: Path, *, resumed: bool) 
             _, client_state = engine.load_checkpoint(folder, tag=tag)
             if how == "deepspeed":
                 loader.load_state_dict(client_state["loader"])
-        runs[tag] = everybody(engine, train(engine, loader, None if resumed else folder))
+        runs[tag] = train(engine, loader, None if resumed else folder)
         rank = engine.communicator.rank
         engine.destroy()
     if rank == 0:

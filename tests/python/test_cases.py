@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from rank_pool import CaseResults, RankPools
+from rank_jobs import CaseResults, Forks
 from ranks import HERE, cases_in
 
 # On four ranks, models that are divided among them.
@@ -55,9 +55,9 @@ RUNS: dict[str, tuple[Sequence[str], int, dict[str, str]]] = {
 
 
 @pytest.fixture(scope="module")
-def results(pools: RankPools, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
+def results(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
     return {
-        f"{file}{run}": CaseResults(pools, file, tmp_path_factory.mktemp(file), variables=variables)
+        f"{file}{run}": CaseResults(forks, file, tmp_path_factory.mktemp(file), variables=variables)
         for run, (files, _, variables) in RUNS.items()
         for file in files
     }

@@ -43,7 +43,9 @@ def test_the_cmake_package_asks_for_no_other_package(prefix: Path) -> None:
 
 
 def test_an_installed_library_trains_on_two_ranks(mlp: Path, prefix: Path) -> None:
-    output = output_of(prefix / "bin" / "zerorun", "--num_gpus", "2", "--accelerator", "cpu", mlp)
+    launcher = prefix / "bin" / "zerorun"
+    assert "--micro_batch" in output_of(launcher, "train", "--help", cwd=prefix)
+    output = output_of(launcher, "--num_gpus", "2", "--accelerator", "cpu", mlp)
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
     assert len(losses) == 6
     assert losses[-1] < losses[0] / 20
@@ -55,11 +57,6 @@ def test_the_example_reads_a_config(mlp: Path, tmp_path: Path) -> None:
     result = ran([mlp, config])
     assert result.returncode == 2
     assert "/zero_optimization/stag" in result.stderr
-
-
-def test_the_installed_launcher_finds_its_programs(prefix: Path) -> None:
-    output = output_of(prefix / "bin" / "zerorun", "train", "--help", cwd=prefix)
-    assert "--micro_batch" in output
 
 
 def test_pip_install_brings_command_program_and_package(
@@ -80,23 +77,19 @@ def test_pip_install_brings_command_program_and_package(
     }
     output_of(*pip, *settings, "--target", tmp_path, root, env=environment)
     installed = os.environ | {"PYTHONPATH": str(tmp_path)}
-    assert os.access(tmp_path / "zerorun" / "libexec" / "zerorun" / "train", os.X_OK)
-    assert package.__version__ in output_of(
-        tmp_path / "bin" / "zerorun", "--version", env=installed
-    )
-    assert "--micro_batch" in output_of(
-        tmp_path / "bin" / "zerorun", "train", "--help", env=installed
-    )
+    command, package_folder = tmp_path / "bin" / "zerorun", tmp_path / "zerorun"
+    assert package.__version__ in output_of(command, "--version", env=installed)
+    assert "--micro_batch" in output_of(command, "train", "--help", env=installed)
     script = "import zerorun; print(zerorun.__file__, zerorun.config.parse({}).config.zero.stage)"
     output = output_of(sys.executable, "-c", script, env=installed)
-    assert output.split() == [str(tmp_path / "zerorun" / "__init__.py"), "0"]
-    assert (tmp_path / "zerorun" / "py.typed").exists()
+    assert output.split() == [str(package_folder / "__init__.py"), "0"]
     (tmp_path / "ask.py").write_text(
         "import importlib.metadata, deepspeed\n"
         "print(deepspeed.__version__, importlib.metadata.version('deepspeed'))\n"
     )
     compat = [sys.executable, "-m", "zerorun.compat", tmp_path / "ask.py"]
-    names = output_of(*compat, env=installed).split()
-    assert names[0] == names[1] == "0.19.8+zerorun"
-    assert os.access(tmp_path / "zerorun" / "compat" / "bin" / "deepspeed", os.X_OK)
+    assert output_of(*compat, env=installed).split() == ["0.19.8+zerorun"] * 2
+    for program in ("libexec/zerorun/train", "compat/bin/deepspeed"):
+        assert os.access(package_folder / program, os.X_OK)
+    assert (package_folder / "py.typed").exists()
     assert (tmp_path / "zerorun_compat.pth").exists()

@@ -1,12 +1,11 @@
 """The end of a program that has an engine."""
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ranks import environment, passed, ran
+from ranks import environment, ran
 
 PROGRAM = """
 import sys
@@ -42,29 +41,19 @@ print("the program's end")
 """
 
 
-def run(build: Path, folder: Path, how: str) -> subprocess.CompletedProcess[str]:
-    script, written = folder / "program.py", folder / "written.txt"
-    script.write_text(PROGRAM)
-    result = ran([sys.executable, str(script), str(written), how], env=environment(build))
-    assert written.read_text() == "what it has written", result.stderr
-    return result
-
-
-def test_an_interrupted_program_is_not_taken_apart_but_its_files_are_written(
-    build: Path, tmp_path: Path
+@pytest.mark.parametrize("how", ["interrupted", "ends"])
+def test_only_a_program_that_ends_is_taken_apart_but_all_files_are_written(
+    build: Path, tmp_path: Path, how: str
 ) -> None:
     """Which takes PyTorch's modules a second of a core."""
-    result = run(build, tmp_path, "interrupted")
-    assert result.returncode in {-signal.SIGINT, 128 + signal.SIGINT}, result.stderr
-    assert "KeyboardInterrupt" in result.stderr
-    assert "taken apart" not in result.stdout
-
-
-def test_a_program_that_ends_is_taken_apart_as_without_an_engine(
-    build: Path, tmp_path: Path
-) -> None:
-    result = passed(run(build, tmp_path, "ends"))
-    assert "taken apart" in result.stdout
+    script, written = tmp_path / "program.py", tmp_path / "written.txt"
+    script.write_text(PROGRAM)
+    result = ran([sys.executable, script, written, how], env=environment(build))
+    assert written.read_text() == "what it has written", result.stderr
+    assert ("taken apart" in result.stdout) == (how == "ends")
+    codes = {-signal.SIGINT, 128 + signal.SIGINT} if how == "interrupted" else {0}
+    assert result.returncode in codes, result.stderr
+    assert ("KeyboardInterrupt" in result.stderr) == (how == "interrupted")
 
 
 @pytest.mark.parametrize(

@@ -2,55 +2,34 @@
 ZERORUN_KILLS=200 says how often; without it nothing is run, since it takes minutes."""
 
 import contextlib
-import json
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from ranks import passed, ran
+from ranks import output_of, piped, write_small_job
 
 KILLS = int(os.environ.get("ZERORUN_KILLS", "0"))
-SHAPE = {"n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 16, "vocab_size": 256}
-GPT = {"model_type": "gpt2"} | SHAPE
 
 
 def latest_of(out: Path) -> str:
     return (out / "latest").read_text().strip() if (out / "latest").exists() else ""
 
 
-def run_and_kill(command: list[object], out: Path, wait_s: float) -> None:
-    """Kills all processes of the job at once, `wait_s` after it has saved for the first time."""
-    before = latest_of(out)
-    job = subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while latest_of(out) == before and job.poll() is None and time.monotonic() < deadline:
+def start_and_kill(command: list[object], wait_s: float, out: Path | None = None) -> bool:
+    """Kills all processes of the job at once, `wait_s` after its start or after it has saved to
+    `out` for the first time. False if it was over before, as a prune may be."""
+    job = piped(command, start_new_session=True)
+    before, deadline = out and latest_of(out), time.monotonic() + 120
+    while out and latest_of(out) == before and job.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
-    seen = latest_of(out)
     time.sleep(wait_s)
     with contextlib.suppress(ProcessLookupError):  # it has failed, and says why
         os.killpg(job.pid, signal.SIGKILL)
-    _, errors = job.communicate(timeout=60)
-    told = f"exit code {job.returncode}, {before!r}, then {seen!r}:\n{errors.decode()[-2000:]}"
-    assert latest_of(out) != before, told
-
-
-def start_and_kill(command: list[object], wait_s: float) -> bool:
-    """Whether it was killed: a prune may be over before."""
-    job = subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        start_new_session=True,
-    )  # fmt: skip
-    time.sleep(wait_s)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(job.pid, signal.SIGKILL)
-    job.communicate(timeout=60)  # until the last of its processes has ended
+    _, errors = job.communicate(timeout=60)  # until the last of its processes has ended
+    assert out is None or latest_of(out) != before, errors[-2000:]
     return job.returncode == -signal.SIGKILL
 
 
@@ -60,8 +39,7 @@ def test_a_killed_run_leaves_checkpoints_that_load(
     zerorun: Path, tmp_path: Path, beside: bool
 ) -> None:
     out = tmp_path / "out"
-    (tmp_path / "text").write_text("to be or not to be " * 500)
-    (tmp_path / "model.json").write_text(json.dumps(GPT))
+    write_small_job(tmp_path)
     train = [zerorun, "--num_gpus", 2, "train", "--data", tmp_path / "text", "--micro_batch", 1]
     train += ["--sample", "", "--steps", 10**6, "--save", out, "--save_every", 1, "--keep_last", 3]
     train += ["--save_async"] if beside else []
@@ -69,13 +47,13 @@ def test_a_killed_run_leaves_checkpoints_that_load(
     reached = killed_prunes = 0
     for kill in range(KILLS):
         start = ["--resume", out] if kill else ["--model", tmp_path / "model.json"]
-        run_and_kill([*train, *start], out, moments.uniform(0, 0.3))
+        start_and_kill([*train, *start], moments.uniform(0, 0.3), out)
         prune = [zerorun, "ckpt", "prune", out, "--keep_last", 1]
         killed_prunes += start_and_kill(prune, moments.uniform(0, 0.03))
         if kill % 4 == 0:  # while it starts and loads
             start_and_kill([*train, "--resume", out], moments.uniform(0, 1))
-        for command in (["prune", "--keep_last", 1], ["verify"]):
-            passed(ran(list(map(str, [zerorun, "ckpt", command[0], out, *command[1:]]))))
+        output_of(*prune)
+        output_of(zerorun, "ckpt", "verify", out)
         step = int(latest_of(out).removeprefix("step"))
         assert step > reached, f"kill {kill}: step {step} after {reached}"  # and so it was loaded
         reached = step

@@ -1,118 +1,84 @@
-"""The launcher with Python programs and on a terminal, as users meet it.
-
-The environment variable ZERORUN_COMMAND names another executable than the release build's.
-"""
+"""The launcher with Python programs and on a terminal, as users meet it."""
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import textwrap
 
 import pytest
-from ranks import ran
+from ranks import passed, ran
+from terminal import Terminal
 
 DEADLINE = 60
 
 REPORT = """
-import json, os, sys
+import json, os, sys  # a program that takes --local_rank
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTHONUNBUFFERED")
-# A program that takes --local_rank.
-print(json.dumps({
-    "environment": {name: os.environ[name] for name in names},
-    "arguments": sys.argv[1:],
-    "path": sys.path,
-    "python": sys.executable,
-}))
+print(json.dumps([[os.environ[name] for name in names], sys.argv[1:], sys.path]))
 """
-
-
-@pytest.fixture
-def environment():
-    """This one, without what an outer job or virtual environment says."""
-    hidden = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "VIRTUAL_ENV", "PYTHONPATH", "OMP_NUM_THREADS")
-    return {name: value for name, value in os.environ.items() if name not in hidden}
+# This environment, without what an outer job or virtual environment says.
+HIDDEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "VIRTUAL_ENV", "PYTHONPATH", "OMP_NUM_THREADS")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in HIDDEN}
 
 
 @pytest.fixture
 def command(zerorun):
     """The launcher with CPU ranks; options and a program follow."""
-    return [os.environ.get("ZERORUN_COMMAND") or str(zerorun), "--accelerator", "cpu"]
+    return [str(zerorun), "--accelerator", "cpu"]
 
 
 @pytest.fixture
-def launch(command, environment, tmp_path):
+def launch(command, tmp_path):
     """Runs a job in tmp_path until it ends; of `program`, if that is given, as train.py."""
 
     def run(*arguments, program=None, **variables):
         if program is not None:
-            (tmp_path / "train.py").write_text(textwrap.dedent(program))
-        return ran(
-            [*command, *map(str, arguments)],
-            cwd=tmp_path,
-            env=environment | variables,
-            timeout=DEADLINE,
-        )
+            (tmp_path / "train.py").write_text(program)
+        words = [*command, *map(str, arguments)]
+        return ran(words, cwd=tmp_path, env=ENVIRONMENT | variables, timeout=DEADLINE)
 
     return run
 
 
 def reports_of(result):
-    assert result.returncode == 0, result.stderr
-    reports = [json.loads(line) for line in result.stdout.splitlines()]
-    return sorted(reports, key=lambda report: report["environment"]["RANK"])
+    """Of each rank: its variables, its arguments, and where Python looks for modules."""
+    return sorted(json.loads(line) for line in passed(result).stdout.splitlines())
 
 
-def test_script_gets_local_rank_before_its_arguments(tmp_path, launch):
+def test_script_gets_local_rank_before_its_arguments(launch):
     result = launch("--num_gpus", 2, "train.py", "--num_gpus", "7", "x", program=REPORT)
-    for rank, report in enumerate(reports_of(result)):
-        assert report["arguments"] == [f"--local_rank={rank}", "--num_gpus", "7", "x"]
-        assert report["environment"] == {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "PYTHONUNBUFFERED": "1",
-        }
+    for rank, (variables, arguments, _) in enumerate(reports_of(result)):
+        assert variables == [str(rank), str(rank), "2", "1"]
+        assert arguments == [f"--local_rank={rank}", "--num_gpus", "7", "x"]
 
 
 STRICT = """
 import argparse, os
 parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float)
-local_rank = int(os.environ["LOCAL_RANK"])
-print(parser.parse_args().lr, local_rank)
+parser.add_argument("{}")
+print(vars(parser.parse_args()), os.environ["LOCAL_RANK"])
 """
 
 
-@pytest.mark.parametrize("name", ["--local_rank", "--local-rank"])
-def test_a_parser_gets_local_rank_in_its_spelling(tmp_path, launch, name):
-    script = f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('{name}')\n"
-    assert (
-        launch("train.py", program=script + "print(parser.parse_args().local_rank)\n").stdout
-        == "0\n"
-    )
+@pytest.mark.parametrize(
+    ("option", "arguments", "told"),
+    [
+        ("--local_rank", [], "{'local_rank': '0'} 0\n"),
+        ("--local-rank", [], "{'local_rank': '0'} 0\n"),
+        ("--lr", ["--lr=1"], "{'lr': '1'} 0\n"),
+    ],
+)
+def test_a_parser_gets_local_rank_in_its_spelling_or_not(launch, option, arguments, told):
+    assert launch("train.py", *arguments, program=STRICT.format(option)).stdout == told
 
 
-def test_a_strict_parser_without_local_rank_runs_as_it_is(tmp_path, launch):
-    assert launch("train.py", "--lr=1", program=STRICT).stdout == "1.0 0\n"
-
-
-def test_module_runs_from_the_working_directory(tmp_path, launch):
+@pytest.mark.parametrize("words", [["--module", "my.train"], ["my/train.py"]])
+def test_modules_and_scripts_import_from_the_working_directory(tmp_path, launch, words):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "train.py").write_text(REPORT)
-    result = launch("--module", "my.train", "x")
-    assert reports_of(result)[0]["arguments"] == ["--local_rank=0", "x"]
-
-
-def test_script_elsewhere_imports_from_the_working_directory(tmp_path, launch):
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "train.py").write_text(REPORT)
-    result = launch("scripts/train.py")
-    path = reports_of(result)[0]["path"]
-    assert path[0] == str(tmp_path / "scripts")
+    ((_, arguments, path),) = reports_of(launch(*words, "x"))
+    assert arguments == ["--local_rank=0", "x"]
     assert str(tmp_path) in path
 
 
@@ -135,31 +101,21 @@ named.wait()
 
 
 @pytest.mark.parametrize("destroyed", [False, True])
-def test_a_program_with_a_process_group_waits_for_its_threads(tmp_path, launch, destroyed):
-    assert (
-        launch("train.py", program=LATE_THREAD.format(destroyed=destroyed)).stdout == "finished\n"
-    )
+def test_a_program_with_a_process_group_waits_for_its_threads(launch, destroyed):
+    program = LATE_THREAD.format(destroyed=destroyed)
+    assert launch("train.py", program=program).stdout == "finished\n"
 
 
 def test_a_sitecustomize_of_the_users_runs_all_the_same(tmp_path, launch):
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 'mine'\n")
-    (tmp_path / "train.py").write_text(
-        "import sitecustomize\nprint(mine, sitecustomize.__file__)\n"
-    )
-    assert launch("train.py").stdout == f"mine {tmp_path / 'sitecustomize.py'}\n"
+    program = "import sitecustomize\nprint(mine, sitecustomize.__file__)\n"
+    told = launch("train.py", program=program).stdout
+    assert told == f"mine {tmp_path / 'sitecustomize.py'}\n"
 
 
-def test_activated_environment_provides_python(tmp_path, launch):
-    (tmp_path / "train.py").write_text(REPORT)
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", "venv"], cwd=tmp_path, check=True
-    )
-    result = launch("train.py", VIRTUAL_ENV=str(tmp_path / "venv"))
-    assert reports_of(result)[0]["python"] == str(tmp_path / "venv" / "bin" / "python")
-
-
-def test_script_that_does_not_take_local_rank_is_explained(tmp_path, launch):
-    result = launch("--num_gpus", 2, "--local_rank=always", "train.py", program=STRICT)
+def test_script_that_does_not_take_local_rank_is_explained(launch):
+    program = STRICT.format("--lr")
+    result = launch("--num_gpus", 2, "--local_rank=always", "train.py", program=program)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].endswith("start it with zerorun --local_rank never")
 
@@ -168,8 +124,8 @@ def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch, zerorun)
     python = tmp_path / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)  # of another environment: none of its packages
-    (tmp_path / "loop.py").write_text("import zerorun")
-    job = launch("loop.py", VIRTUAL_ENV=str(tmp_path / "env"), PYTHONNOUSERSITE="1")
+    variables = {"VIRTUAL_ENV": str(tmp_path / "env"), "PYTHONNOUSERSITE": "1"}
+    job = launch("train.py", program="import zerorun", **variables)
     assert job.returncode == 1
     cause = job.stderr.splitlines()[-1]
     folder = zerorun.resolve().parents[1] / "python"
@@ -180,84 +136,53 @@ def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch, zerorun)
         "`pip install .` in zerorun's sources for the environment that you use"
     )
     remedy = {"ZERORUN_PYTHON": interpreter, "PYTHONPATH": str(folder)}
-    assert launch("loop.py", **remedy).returncode == 0
+    assert launch("train.py", **remedy).returncode == 0
 
 
-class Terminal:
-    """A pseudo-terminal on which a command runs in the foreground."""
-
-    def __init__(self, command, cwd, env):
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            os.chdir(cwd)
-            os.execvpe(command[0], command, env)
-        self.text = ""
-
-    def read_until(self, expected):
-        while expected not in self.text:
-            ready, _, _ = select.select([self.master], [], [], DEADLINE)
-            assert ready, f"no '{expected}' in: {self.text}"
-            self.text += os.read(self.master, 65536).decode()
-
-    def type(self, text):
-        os.write(self.master, text.encode())
-
-    def wait(self):
-        try:
-            while chunk := os.read(self.master, 65536):
-                self.text += chunk.decode()
-        except OSError:  # the terminal is closed by its last user
-            pass
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.master)
-        return os.waitstatus_to_exitcode(status)
+ASK = """
+import os, sys
+if os.environ["RANK"] == "0":
+    print("terminal:", sys.stdin.isatty(), sys.stdout.isatty())
+    print("\\r 50%", end="", file=sys.stderr, flush=True)
+    print("hello", input("name? "))
+"""
+SAVE = """
+import os, time
+try:
+    os.write(1, f"ready {os.environ['RANK']}\\n".encode())
+    time.sleep(1000)
+except KeyboardInterrupt:
+    os.write(1, f"saved {os.environ['RANK']}\\n".encode())
+"""
 
 
-def test_rank_zero_keeps_the_terminal(tmp_path, command, environment):
-    (tmp_path / "ask.py").write_text(
-        textwrap.dedent("""
-        import os, sys
-        if os.environ["RANK"] == "0":
-            print("terminal:", sys.stdin.isatty(), sys.stdout.isatty())
-            print("hello", input("name? "))
-        """)
-    )
-    terminal = Terminal([*command, "--num_gpus", "2", "ask.py"], tmp_path, environment)
-    terminal.read_until("terminal: True True")
-    terminal.read_until("name? ")
-    terminal.type("Ada\n")
-    assert terminal.wait() == 0
-    assert "hello Ada" in terminal.text
+@pytest.fixture
+def terminal(tmp_path, command):
+    """Starts a program on two ranks, on a terminal."""
+
+    def start(program):
+        (tmp_path / "train.py").write_text(program)
+        return Terminal([*command, "--num_gpus", "2", "train.py"], tmp_path, ENVIRONMENT)
+
+    return start
 
 
-def test_progress_bars_on_standard_error_appear_at_once(tmp_path, command, environment):
-    (tmp_path / "bar.py").write_text(
-        "import sys\nprint('\\r 50%', end='', file=sys.stderr, flush=True)\ninput()\n"
-    )
-    terminal = Terminal([*command, "bar.py"], tmp_path, environment)
-    terminal.read_until("50%")
-    terminal.type("\n")
-    assert terminal.wait() == 0
+def test_rank_0_keeps_the_terminal_and_progress_appears_at_once(terminal):
+    started = terminal(ASK)
+    for text in ("terminal: True True", " 50%", "name? "):
+        started.read_until(text)
+    started.type("Ada\n")
+    assert started.wait() == 0
+    assert "hello Ada" in started.text
 
 
-def test_control_c_on_a_terminal_lets_ranks_save(tmp_path, command, environment):
-    (tmp_path / "train.py").write_text(
-        textwrap.dedent("""
-        import os, time
-        try:
-            os.write(1, f"ready {os.environ['RANK']}\\n".encode())
-            time.sleep(1000)
-        except KeyboardInterrupt:
-            os.write(1, f"saved {os.environ['RANK']}\\n".encode())
-        """)
-    )
-    terminal = Terminal([*command, "--num_gpus", "2", "train.py"], tmp_path, environment)
-    terminal.read_until("ready 0")
-    terminal.read_until("ready 1")
-    terminal.type("\x03")
-    assert terminal.wait() == 128 + signal.SIGINT
-    assert "saved 0" in terminal.text
-    assert "saved 1" in terminal.text
+def test_control_c_on_a_terminal_lets_ranks_save(terminal):
+    started = terminal(SAVE)
+    for rank in range(2):
+        started.read_until(f"ready {rank}")
+    started.type("\x03")
+    assert started.wait() == 128 + signal.SIGINT
+    assert all(f"saved {rank}" in started.text for rank in range(2))
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["--help"], ["plan", "--model", "gpt2"]])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from metrics_files import line
 from zerorun.monitor.__main__ import main
 
 NAMES = {
@@ -25,17 +26,14 @@ NAMES = {
 
 def metrics_file(path: Path) -> list[dict[str, object]]:
     """Of an fp16 run with a skipped step, which has no norm."""
-    lines = []
-    for step in range(1, 21):
-        figures = {"lr": 1e-3 * step, "loss_scale": 512.0, "tokens_per_s": 1000.0 + step}
-        figures |= {"grad_norm": None if step == 3 else 0.1 * step, "skipped": step == 3}
-        lines.append({"step": step, "samples": 8 * step, "loss": 4.0 / step} | figures)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [line(step, lr=1e-3 * step, tokens_per_s=1000.0 + step) for step in range(1, 21)]
+    lines[2] |= {"grad_norm": None, "skipped": True}
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     return lines
 
 
 def scalars(lines: list[dict[str, object]], key: str) -> list[tuple[object, object]]:
-    return [(line["samples"], line[key]) for line in lines if line[key] is not None]
+    return [(each["samples"], each[key]) for each in lines if each[key] is not None]
 
 
 def test_tensorboards_reader_agrees_with_the_file(tmp_path: Path) -> None:

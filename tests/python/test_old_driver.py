@@ -9,6 +9,7 @@ import pytest
 from ranks import passed, ran
 from zerorun import _C
 
+HANGS = {"FAKE_DRIVER_HANGS": "1", "ZERORUN_DRIVER_TIMEOUT": "2"}
 NO_GPU, MISMATCH = 100, 803  # CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
 
 pytestmark = pytest.mark.skipif(
@@ -16,17 +17,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+TINY = ["--steps", "1", "--save", "", "--sample_tokens", "1", "--data", __file__]
+
+
 def run(
     build: Path, version: int, init: int, *command: str | Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(build / "fake_cuda" / "old_driver"),
-        "FAKE_DRIVER_VERSION": str(version),
-        "FAKE_DRIVER_INIT": str(init),
-        **variables,
-    }
-    return ran(command, env=environment, timeout=100)
+    own = {"LD_LIBRARY_PATH": str(build / "fake_cuda" / "old_driver")}
+    own |= {"FAKE_DRIVER_VERSION": str(version), "FAKE_DRIVER_INIT": str(init)}
+    return ran(command, env=os.environ | own | variables, timeout=100)
+
+
+def train(build: Path) -> list[str | Path]:
+    """The program itself, of one rank."""
+    return [build / "libexec" / "zerorun" / "train", *TINY]
 
 
 @pytest.mark.parametrize(
@@ -50,22 +54,19 @@ def test_env_says_what_the_driver_is_for_and_what_is_wrong(
 
 @pytest.mark.parametrize(("version", "init"), [(11080, 0), (12020, MISMATCH)])
 def test_train_does_not_compute_on_the_cpu_because_a_driver_fails(
-    build: Path, tmp_path: Path, version: int, init: int
+    build: Path, version: int, init: int
 ) -> None:
-    train = [build / "libexec" / "zerorun" / "train", "--steps", "1", "--save", ""]
-    train += ["--sample_tokens", "1", "--data", __file__]
     for accelerator in ("auto", "cuda"):
-        result = run(build, version, init, *train, "--accelerator", accelerator)
+        result = run(build, version, init, *train(build), "--accelerator", accelerator)
         assert result.returncode != 0
         assert f"for CUDA {version // 1000}.{version % 1000 // 10}" in result.stderr
     for none in ("", "-1", "none"):
-        hidden = passed(run(build, version, init, *train, CUDA_VISIBLE_DEVICES=none))
+        hidden = passed(run(build, version, init, *train(build), CUDA_VISIBLE_DEVICES=none))
         assert "on cpu" in hidden.stdout + hidden.stderr
 
 
 def test_without_a_gpu_a_driver_of_cuda_12_is_no_reason_not_to_train(build: Path) -> None:
-    train = [build / "libexec" / "zerorun" / "train", "--steps", "1", "--save", ""]
-    passed(run(build, 12020, NO_GPU, *train, "--sample_tokens", "1", "--data", __file__))
+    passed(run(build, 12020, NO_GPU, *train(build)))
 
 
 # Runs a command on a host with two GPUs, as far as /dev shows: in a mount namespace of its own,
@@ -111,9 +112,8 @@ def test_other_programs_get_the_gpus_that_zerorun_cannot_use(
 ) -> None:
     told = ["sh", "-c", 'echo "rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES"']
     command = with_two_gpus(gpus_of_dev, zerorun, "--no_python", *told)
-    result = passed(run(build, version, init, *command))
-    for rank in range(2):
-        assert f"rank {rank} of 2 sees 0,1" in result.stdout
+    output = passed(run(build, version, init, *command)).stdout
+    assert sorted(output.splitlines()) == [f"rank {rank} of 2 sees 0,1" for rank in range(2)]
 
 
 def test_other_programs_may_find_gpus_that_dev_does_not_show(build: Path, zerorun: Path) -> None:
@@ -129,52 +129,32 @@ def test_other_programs_may_find_gpus_that_dev_does_not_show(build: Path, zeroru
         assert set(result.stdout.split("\n")) == {f"[{seen}]", ""}
 
 
-def test_a_driver_that_hangs_does_not_hang_the_launcher(
-    build: Path, zerorun: Path, gpus_of_dev: Path
+WRONG = ["for CUDA 12.2", "cudaErrorSystemDriverMismatch"]
+SILENT = ["NVIDIA's driver has not said within 2 s whether a GPU can be used"]
+
+
+@pytest.mark.parametrize(
+    "options", ["", "--accelerator cuda", "--num_gpus gpu", "--num_gpus 1", "--include localhost:1"]
+)
+@pytest.mark.parametrize("hangs", [False, True])
+def test_ranks_compute_on_the_cpu_only_where_no_gpu_was_asked_for(
+    build: Path, zerorun: Path, gpus_of_dev: Path, options: str, hangs: bool
 ) -> None:
-    tiny = ["train", "--steps", "1", "--save", "", "--sample_tokens", "1", "--data", __file__]
-    hangs = {"FAKE_DRIVER_HANGS": "1", "ZERORUN_DRIVER_TIMEOUT": "2"}
-    told = "NVIDIA's driver has not said within 2 s whether a GPU can be used"
-    for number, options in enumerate(([], ["--num_gpus", "1"])):
-        folder = gpus_of_dev.with_name(f"dev{number}")
-        command = with_two_gpus(folder, zerorun, *options, *tiny)
-        result = run(build, 12020, 0, *command, **hangs)
-        assert (result.returncode == 0) == (not options), result.stderr
-        assert told in result.stderr
-        if options:
-            assert f"GPUs are asked for, but CUDA: {told}" in result.stderr
-        else:
-            assert "1 CPU rank" in result.stderr
+    command = with_two_gpus(gpus_of_dev, zerorun, *options.split(), "train", *TINY)
+    init, variables = (0, HANGS) if hangs else (MISMATCH, {})
+    result = run(build, 12020, init, *command, **variables)
+    assert (result.returncode == 0) == (not options), result.stderr
+    told = [*(SILENT if hangs else WRONG), "GPUs are asked for, but " if options else "1 CPU rank"]
+    assert all(text in result.stderr for text in told), result.stderr
 
 
 def test_a_driver_that_hangs_does_not_hang_env(build: Path, zerorun: Path) -> None:
-    hangs = {"FAKE_DRIVER_HANGS": "1", "ZERORUN_DRIVER_TIMEOUT": "2"}
-    result = passed(run(build, 12020, 0, zerorun, "env", **hangs))
+    result = passed(run(build, 12020, 0, zerorun, "env", **HANGS))
     assert "NVIDIA's driver has not said within 2 s what it is" in result.stdout
     assert "environment variables that zerorun reads" in result.stdout
 
 
 def test_a_number_that_no_gpu_has_is_named(zerorun: Path, gpus_of_dev: Path) -> None:
-    result = ran(
-        with_two_gpus(gpus_of_dev, zerorun, "--no_python", "true"),
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "2"},
-    )
-    assert result.returncode == 0, result.stderr
+    command = with_two_gpus(gpus_of_dev, zerorun, "--no_python", "true")
+    result = passed(ran(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": "2"}))
     assert "CUDA_VISIBLE_DEVICES=2 shows none of this host's 2 GPUs: 1 CPU rank" in result.stderr
-
-
-def test_train_computes_on_the_cpu_only_where_no_gpu_was_asked_for(
-    build: Path, zerorun: Path, gpus_of_dev: Path
-) -> None:
-    tiny = ["train", "--steps", "1", "--save", "", "--sample_tokens", "1", "--data", __file__]
-    gpus = ["--accelerator cuda", "--num_gpus gpu", "--num_gpus 1", "--include localhost:1"]
-    for number, options in enumerate(([], *map(str.split, gpus))):
-        folder = gpus_of_dev.with_name(f"dev{number}")
-        result = run(build, 12020, MISMATCH, *with_two_gpus(folder, zerorun, *options, *tiny))
-        assert (result.returncode == 0) == (not options), result.stderr
-        assert "for CUDA 12.2" in result.stderr
-        assert "cudaErrorSystemDriverMismatch" in result.stderr
-        if options:
-            assert "GPUs are asked for, but " in result.stderr
-        else:
-            assert "1 CPU rank" in result.stderr

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import fake_torch_cuda
 import pytest
-from rank_pool import CaseResults, RankPools
+from rank_jobs import CaseResults, Forks
 from ranks import HERE, cases_in, launch, passed
 from zerorun import _C
 
@@ -62,14 +62,13 @@ def packages(build: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(scope="module")
 def results(
-    pools: RankPools, packages: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
+    forks: Forks, packages: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], CaseResults]:
-    found = {}
-    for streams, variables in packages.items():
-        for file, cases in CASES.items():
-            folder = tmp_path_factory.mktemp(file)
-            found[file, streams] = CaseResults(pools, file, folder, cases, variables)
-    return found
+    return {
+        (file, streams): CaseResults(forks, file, tmp_path_factory.mktemp(file), cases, variables)
+        for streams, variables in packages.items()
+        for file, cases in CASES.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -87,25 +86,23 @@ def test_case_on_a_gpu(
 
 
 @pytest.fixture
-def variables(pools: RankPools, packages: dict[str, dict[str, str]]) -> dict[str, str]:
+def variables(forks: Forks, packages: dict[str, dict[str, str]]) -> dict[str, str]:
     """Of a job whose Python has PyTorch already."""
-    return pools.with_python(packages["exchange_api"])
+    return forks.with_python(packages["exchange_api"])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_check_for_a_real_gpu_passes(
-    build: Path, root: Path, variables: dict[str, str], ranks: int
+@pytest.mark.parametrize(
+    ("check", "ranks", "told"),
+    [
+        ("torch_on_gpu.py", 1, 24),
+        ("torch_on_gpu.py", 2, 24),
+        ("failures_on_gpu.py memory", 1, 8),
+        ("failures_on_gpu.py gather", 2, 2),
+    ],
+)
+def test_the_checks_of_a_real_gpu_pass(
+    build: Path, root: Path, variables: dict[str, str], check: str, ranks: int, told: int
 ) -> None:
-    script = [HERE / "fake_torch_cuda.py", root / "tests" / "gpu" / "torch_on_gpu.py", "rank"]
-    job = passed(launch(build, ranks, "--no_local_rank", *script, **variables))
-    assert job.stdout.count("ok: stage") == 24
-
-
-@pytest.mark.parametrize(("mode", "ranks", "told"), [("memory", 1, 8), ("gather", 2, 2)])
-def test_the_checks_of_failures_on_a_real_gpu_pass(
-    build: Path, root: Path, variables: dict[str, str], mode: str, ranks: int, told: int
-) -> None:
-    check = root / "tests" / "gpu" / "failures_on_gpu.py"
-    script = [HERE / "fake_torch_cuda.py", check, mode, "rank"]
-    job = passed(launch(build, ranks, "--no_local_rank", *script, **variables))
+    script = f"{HERE}/fake_torch_cuda.py {root}/tests/gpu/{check} rank"
+    job = passed(launch(build, ranks, "--no_local_rank", *script.split(), **variables))
     assert job.stdout.count("ok: ") == told

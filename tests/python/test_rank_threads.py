@@ -10,12 +10,8 @@ from zerorun import _C
 def test_a_rank_that_ends_lets_its_peers_threads_run() -> None:
     """It waits for a reduction that its peer takes part in later."""
     store = _C.make_memory_store()
-    config = zerorun.config.parse(
-        {
-            "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": 2, "overlap_comm": True},
-        }
-    ).config
+    settings = {"train_batch_size": 2, "zero_optimization": {"stage": 2, "overlap_comm": True}}
+    config = zerorun.config.parse(settings).config
     ending = threading.Event()
     errors: list[Exception] = []
     reduced: list[list[float]] = []  # what rank 1 holds of the gradient

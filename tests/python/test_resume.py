@@ -1,7 +1,6 @@
 """A run that stops after any step and resumes sees the samples of one that does not stop."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,19 @@ SAMPLES = 21
 
 
 @pytest.fixture(scope="module")
-def run(build: Path, torch_python: dict[str, str]) -> Callable[..., None]:
-    def run(ranks: int, *arguments: str | Path) -> None:
-        passed(launch(build, ranks, "--deepspeed_compat", PROGRAM, *arguments, **torch_python))
-
-    return run
+def folder(
+    build: Path, torch_python: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Of runs that resume on as many ranks, and on more: in same/ and elastic/."""
+    folder = tmp_path_factory.mktemp("resumed")
+    for ranks, place, *arguments in (
+        (2, "same", "2", "both", *KINDS),
+        (1, "elastic", "2", "whole", *ELASTIC),
+        (2, "elastic", "1", "resumed", *ELASTIC),
+    ):
+        words = ["--deepspeed_compat", PROGRAM, folder / place, *arguments]
+        passed(launch(build, ranks, *words, **torch_python))
+    return folder
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -28,24 +35,9 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return whole["0"], resumed
 
 
-@pytest.fixture(scope="module")
-def same(run: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("same")
-    run(2, folder, "2", "both", *KINDS)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def elastic(run: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("elastic")
-    run(1, folder, "2", "whole", *ELASTIC)
-    run(2, folder, "1", "resumed", *ELASTIC)
-    return folder
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_samples_and_bits(same: Path, kind: str) -> None:
-    whole, resumed = read(same / kind)
+def test_the_same_samples_and_bits(folder: Path, kind: str) -> None:
+    whole, resumed = read(folder / "same" / kind)
     seen = [sum(column) for column in zip(*whole["steps"], strict=True)]
     assert min(seen) == 1
     assert sum(seen) == 2 * (SAMPLES + 1)  # one sample fills each epoch up
@@ -61,8 +53,8 @@ def test_the_same_samples_and_bits(same: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ELASTIC)
-def test_no_sample_is_lost_on_more_ranks(elastic: Path, kind: str) -> None:
-    whole, resumed = read(elastic / kind)
+def test_no_sample_is_lost_on_more_ranks(folder: Path, kind: str) -> None:
+    whole, resumed = read(folder / "elastic" / kind)
     assert len(resumed) >= 11
     for tag, found in resumed.items():
         begin = int(tag.removeprefix("inside"))

@@ -1,17 +1,16 @@
 """`zerorun completion` in real shells, and `zerorun help`."""
 
-import contextlib
+import io
 import os
-import pty
 import re
 import shutil
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ranks import passed, ran
+from terminal import Terminal
 from zerorun import conversion, top
 from zerorun.command_line import ProgressBar
 from zerorun.explain import __main__ as explain
@@ -81,23 +80,19 @@ def test_tools_in_python_complete_the_options_that_they_have(
     assert {line.split("\t")[0] for line in found} == set(options)
 
 
-def test_a_progress_bar_is_for_terminals_and_long_work(capsys: pytest.CaptureFixture[str]) -> None:
-    master, slave = pty.openpty()
-    with open(slave, "w", encoding="utf-8") as terminal:
-        with ProgressBar("reading", terminal, after_s=0.0) as bar:
+def test_a_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, terminal = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    for written, after_s in ((file, 0.0), (terminal, 60.0)):
+        with ProgressBar("reading", written, after_s) as bar:
             bar.show(1, 2)
-            seen = os.read(master, 1000).decode()
-            while "50 %" not in seen:
-                seen += os.read(master, 1000).decode()
-        assert f"reading [{'#' * 15}{' ' * 15}]  50 %" in seen
-        with ProgressBar("reading", terminal) as bar:
-            bar.show(1, 2)
-    while not seen.endswith("\r\033[K"):  # what the first one leaves; the second was too short
-        seen += os.read(master, 1000).decode()
-    os.close(master)
-    with ProgressBar("reading", sys.stderr, after_s=0.0) as bar:
+        assert written.getvalue() == ""
+    with ProgressBar("reading", terminal, after_s=0.0) as bar:
         bar.show(1, 2)
-    assert capsys.readouterr().err == ""
+        while "50 %" not in terminal.getvalue():
+            time.sleep(0.01)
+    assert f"reading [{'#' * 15}{' ' * 15}]  50 %" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\033[K")
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="no fish")
@@ -114,45 +109,21 @@ def test_fish_completes(zerorun: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh")
 def test_zsh_completes(zerorun: Path) -> None:
     """On a terminal, where alone zsh completes: a line with the tabulator in it runs."""
-    controller, terminal = pty.openpty()
-    shell = subprocess.Popen(
-        ["zsh", "-f", "-i"],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env=path_with(zerorun),
-    )
-    os.close(terminal)
-    lines = (
-        "autoload -Uz compinit; compinit -u -D",
-        'eval "$(zerorun completion zsh)"',
-        "zerorun ckpt ver\t --help; exit",
-    )
-    text = ""
-    for line in lines:
-        os.write(controller, f"{line}\n".encode())
-    with contextlib.suppress(OSError):  # the shell has ended
-        while part := os.read(controller, 4096):
-            text += part.decode(errors="replace")
-    assert shell.wait(DEADLINE) == 0, text
-    assert "Usage: zerorun ckpt verify" in text
-    os.close(controller)
+    terminal = Terminal(["zsh", "-f", "-i"], ".", path_with(zerorun))
+    lines = ["autoload -Uz compinit; compinit -u -D", 'eval "$(zerorun completion zsh)"']
+    terminal.type("\n".join([*lines, "zerorun ckpt ver\t --help; exit\n"]))
+    assert terminal.wait() == 0, terminal.text
+    assert "Usage: zerorun ckpt verify" in terminal.text
 
 
-def test_help_is_a_part_of_the_launchers(zerorun: Path) -> None:
+def test_help(zerorun: Path) -> None:
     """Its text, and that of all topics, is docs/command_line.md (test_documents.py)."""
     listed = run(zerorun, "zerorun", "help")
     assert "\n".join(listed[:10]) in "\n".join(run(zerorun, "zerorun", "--help"))
-
-
-def test_a_file_or_option_is_required_once(zerorun: Path) -> None:
-    """`config elastic` takes its file as DeepSpeed's ds_elastic does, and without an option."""
-    lines = run(zerorun, zerorun.name, "config", "elastic", "--help")
-    assert not any("Required" in line for line in lines)
-    assert sum("A ds_config.json" in line for line in lines) == 2
-
-
-def test_help_on_nothing_known_says_where_to_look(zerorun: Path) -> None:
+    # Its file is taken as DeepSpeed's ds_elastic does, and without an option: neither is required.
+    assert not any(
+        "Required" in line for line in run(zerorun, "zerorun", "config", "elastic", "--help")
+    )
     job = ran([zerorun, "help", "nosuch"])
     assert job.returncode == 2
     assert "zerorun help has no topic 'nosuch'; zerorun help lists the topics" in job.stderr

@@ -34,10 +34,9 @@ def test_the_report_shows_the_python_stack_of_the_rank_that_is_stuck(build, torc
     assert logs.count("the job stands still") == 1
     assert "wait_for_a_lock_that_nobody_gives_back" in logs
     report = json.loads((tmp_path / "logs" / "stall.json").read_text())
-    waiting, stuck, other = report["ranks"]
-    assert (waiting["waits_for"], other["waits_for"]) == (1, 1)
+    waiting, stuck, _ = report["ranks"]
+    assert [rank["waits_for"] for rank in report["ranks"]] == [1, None, 1]
     assert "bucket" in waiting["label"]
-    assert stuck["waits_for"] is None
     assert any("wait_for_a_lock" in line for line in stuck["python_stack"])
     assert f"gdb -p {stuck['pid']}" in logs
 

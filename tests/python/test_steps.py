@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ranks import passed, shell
 
-ROOT = Path(__file__).resolve().parents[2]
-STEPS, RECIPES = ROOT / "examples" / "steps", ROOT / "examples" / "recipes"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STEPS, RECIPES = EXAMPLES / "steps", EXAMPLES / "recipes"
 
 
 def command_of(path: Path) -> list[str]:
@@ -83,14 +83,12 @@ def test_the_policy_learns(build: Path, torch_python: dict[str, str], tmp_path: 
 
 def test_the_script_for_slurm_starts_a_launcher_on_each_host(build: Path, tmp_path: Path) -> None:
     """With a Slurm of two functions in place of the real one."""
-    script = RECIPES / "two_hosts.slurm"
-    lines = [
-        "export SLURM_NNODES=2 SLURM_JOB_NODELIST=a,b",
-        "scontrol() { echo a; echo b; }",
-        'srun() { shift; SLURM_NODEID=1 "$@"; }',
-        'exec() { zerorun --dry_run "${@:2}"; }; export -f exec',
-        f". {script}",
-    ]
-    line = "\n".join(lines)
+    line = f"""
+export SLURM_NNODES=2 SLURM_JOB_NODELIST=a,b
+scontrol() {{ echo a; echo b; }}
+srun() {{ shift; SLURM_NODEID=1 "$@"; }}
+exec() {{ zerorun --dry_run "${{@:2}}"; }}; export -f exec
+. {RECIPES}/two_hosts.slurm
+"""
     job = passed(shell(build, line, tmp_path))
     assert {"CROSS_RANK=1", "CROSS_SIZE=2"} <= set(job.stdout.split())

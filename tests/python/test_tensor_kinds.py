@@ -15,9 +15,9 @@ def tensor(value: torch.Tensor, *, parts: int = 1, trained: bool = False) -> Sou
     return SourceParameter(tuple(value.shape), pieces, value.dtype, trained, parts=parts)
 
 
-def source_of(**parameters: SourceParameter) -> Source:
+def source_of(only_names: bool = True, **parameters: SourceParameter) -> Source:
     named = {name.replace("__", "."): parameter for name, parameter in parameters.items()}
-    return Source("here", "a test", named, only_names=True)
+    return Source("here", "a test", named, only_names=only_names)
 
 
 def test_among_tensors_in_parts_buffers_are_whole_and_ties_have_the_same_values() -> None:
@@ -74,6 +74,12 @@ def test_of_whole_tensors_only_counts_and_statistics_are_known_to_be_buffers() -
     assert list(source.buffers) == ["norm.running_mean", "norm.num_batches_tracked"]
     assert list(source.parameters) == ["weight", "frequencies", "packed"]
     assert "frozen parameters: frequencies, packed (--tensor NAME=buffer" in told[-1]
+    # Other sources say themselves what is a buffer.
+    source = source_of(
+        only_names=False, weight=tensor(VALUES, trained=True), calls=tensor(torch.tensor(3))
+    )
+    assert settle(source, {}) == []
+    assert not source.buffers
 
 
 def test_without_states_all_of_floating_point_counts_as_trained() -> None:
@@ -122,13 +128,3 @@ def test_what_cannot_be_is_an_error_and_changes_nothing(name: str, kind: str, me
     with pytest.raises(zerorun.ConfigError, match=message):
         settle(source, {name: kind})
     assert list(source.parameters) == ["body", "head"]
-
-
-def test_other_sources_are_believed() -> None:
-    """DeepSpeed's files say which tensors are buffers or share memory."""
-    source = source_of(
-        one=tensor(VALUES, trained=True), two=tensor(VALUES), calls=tensor(torch.tensor(3))
-    )
-    source.only_names = False
-    assert settle(source, {}) == []
-    assert list(source.parameters) == ["one", "two", "calls"]

@@ -2,9 +2,9 @@
 
 import ast
 import importlib
+import re
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +54,12 @@ def engine_of_one_rank() -> zerorun.ZeroEngine:
 
 def without(owner: Any, name: str) -> Any:
     """What there is but for one name, and for functions whose code has it."""
-    found = {each: vars(owner)[each] for each in vars(owner) if each != name}
-    bound = (classmethod, staticmethod)
-    plain = {
-        each: value.__func__ if type(value) in bound else value for each, value in found.items()
-    }
-    kept = {
-        each: value
-        for each, value in plain.items()
-        if not (type(value) is types.FunctionType and name in torch_seam._words(value.__code__))
-    }
+    kept = {}
+    for each, value in vars(owner).items():
+        plain = value.__func__ if type(value) in (classmethod, staticmethod) else value
+        code = plain.__code__ if type(plain) is types.FunctionType else None
+        if each != name and not (code and name in torch_seam._words(code)):
+            kept[each] = plain
     annotations = getattr(owner, "__annotations__", {})
     kept["__annotations__"] = {k: kind for k, kind in annotations.items() if k != name}
     return types.SimpleNamespace(**kept)
@@ -100,37 +96,11 @@ def test_the_table_has_every_private_name_that_the_package_reads(root: Path) -> 
     assert private - listed <= OF_PYTHON
 
 
-def root_of(target: ast.AST) -> str:
-    while isinstance(target, ast.Attribute):
-        target = target.value
-    return target.id if isinstance(target, ast.Name) else ""
-
-
-def changed_in_torch(tree: ast.AST) -> Iterator[str]:
-    """Attributes of what a file imports from torch that it assigns."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            ours = "" if isinstance(node, ast.Import) else f"{node.module}."
-            names |= {
-                (alias.asname or alias.name).partition(".")[0]
-                for alias in node.names
-                if f"{ours}{alias.name}".partition(".")[0] == "torch"
-            }
-    for node in ast.walk(tree):
-        targets = getattr(node, "targets", [getattr(node, "target", None)])
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
-            targets = [ast.Attribute(node.args[0])]
-        if any(isinstance(each, ast.Attribute) and root_of(each) in names for each in targets):
-            yield ast.unparse(node)
-
-
 def test_functions_of_torch_are_replaced_in_one_place(root: Path) -> None:
-    package = root / "python" / "zerorun"
-    found = {
-        file.stem: list(changed_in_torch(ast.parse(file.read_text())))
-        for file in package.rglob("*.py")
-    }
+    sources = {file.stem: file.read_text() for file in (root / "python/zerorun").rglob("*.py")}
+    torchs = r"(?:torch|nn|F|Tensor)\.[\w.]+"
+    assignment = rf"^ *(del {torchs}|{torchs} [+|]?= .*|setattr\((?:torch|nn)\b.*)(?: *#.*)?$"
+    found = {stem: re.findall(assignment, text, re.M) for stem, text in sources.items()}
     assert {stem: lines for stem, lines in found.items() if lines} == {
         "_gradients": ["del nn.Parameter.grad"],  # what replace() has put there
         "partition_parameters": [  # DeepSpeed's, which torch has not
@@ -138,7 +108,7 @@ def test_functions_of_torch_are_replaced_in_one_place(root: Path) -> None:
         ],
     }
     for name in ("cell_contents", "__closure__"):
-        assert not any(name in file.read_text() for file in package.rglob("*.py"))
+        assert not any(name in text for text in sources.values())
     with pytest.raises(AssertionError):
         torch_seam.replace(torch, "ones", torch.zeros)
 
@@ -176,10 +146,7 @@ def test_a_name_that_is_gone_is_an_error(
 
 
 def test_names_are_looked_up_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner, name in (
-        (nn.Module, "_call_impl"),
-        (torch._C, "_current_graph_task_id"),
-    ):
+    for owner, name in ((nn.Module, "_call_impl"), (torch._C, "_current_graph_task_id")):
         annotations = {k: v for k, v in getattr(owner, "__annotations__", {}).items() if k != name}
         with monkeypatch.context() as changed:
             changed.setattr(owner, "__annotations__", annotations, raising=False)

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer with two ranks for each sequence, against one process with whole ones."""
+"""Hugging Face Trainer with two ranks for each sequence has the figures of DeepSpeed."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from ranks import HERE, launch, passed
 
+ECOSYSTEM = HERE.parent / "ecosystem"
 
-def test_trainer_has_the_figures_of_whole_sequences(
+
+def test_trainer_divides_sequences(
     build: Path, transformers_python: dict[str, str], tmp_path: Path
 ) -> None:
-    found = {}
-    for ranks in (1, 2):
-        script = ["--no_local_rank", HERE / "ulysses_trainer.py", tmp_path, str(ranks)]
-        passed(launch(build, ranks, *script, cwd=tmp_path, **transformers_python))
-        found[ranks] = json.loads((tmp_path / f"{ranks}.json").read_text())
-    assert len(found[1]["log"]) == 9  # losses and norms of four steps, and an evaluation
-    assert found[2]["log"] == pytest.approx(found[1]["log"], rel=1e-4)
-    assert found[1]["tokens"] == 2 * found[2]["tokens"]
+    program = [ECOSYSTEM / "program.py", "ulysses_trainer", "stage3"]
+    script = ["--deepspeed_compat", *program, "--figures", tmp_path / "figures.json"]
+    passed(launch(build, 2, *script, cwd=tmp_path, **transformers_python))
+    found = json.loads((tmp_path / "figures.json").read_text())
+    golden = json.loads((ECOSYSTEM / "golden" / "ulysses_trainer.json").read_text())
+    expected = golden["runs"]["stage3"]
+    assert found == {name: pytest.approx(values, rel=1e-4) for name, values in expected.items()}

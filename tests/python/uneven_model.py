@@ -63,18 +63,14 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 def config_of(stage: int, dtype: str, world_size: int, **zero: Any) -> dict[str, Any]:
     """For DeepSpeed and zerorun alike; torch_adam spares DeepSpeed a compiler."""
+    adam = {"lr": 1e-2, "betas": [0.8, 0.95], "eps": 1e-6, "torch_adam": True}
+    warmup = {"warmup_max_lr": 1e-2, "warmup_num_steps": 8, "warmup_type": "linear"}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": BATCH // world_size,
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": stage, "reduce_bucket_size": 200} | zero,
-        "optimizer": {
-            "type": "AdamW",
-            "params": {"lr": 1e-2, "betas": [0.8, 0.95], "eps": 1e-6, "torch_adam": True},
-        },
-        "scheduler": {
-            "type": "WarmupLR",
-            "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 8, "warmup_type": "linear"},
-        },
+        "optimizer": {"type": "AdamW", "params": adam},
+        "scheduler": {"type": "WarmupLR", "params": warmup},
     }
     if dtype == "bf16":
         config["bf16"] = {"enabled": True}

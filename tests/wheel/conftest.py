@@ -1,28 +1,32 @@
 """The wheel that `./dev wheel` has made, and environments that have it."""
 
 import os
-import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ranks import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 120
 
 
-@dataclass(frozen=True)
 class Environment:
-    """A Python environment with zerorun in it, seen by programs that do not see this repository."""
+    """A Python environment with nothing but pip and the wheel in it, for programs that do not see
+    this repository."""
 
-    folder: Path
-    install_s: float
-    site: Path
-    work: Path
+    def __init__(self, place: Path, wheel: Path) -> None:
+        self.folder, self.work = place / "environment", place / "work"
+        self.work.mkdir()
+        output_of(sys.executable, "-m", "venv", self.folder)
+        pip = [self.folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-index"]
+        begin = time.monotonic()
+        output_of(*pip, "--disable-pip-version-check", wheel)
+        self.install_s = time.monotonic() - begin
+        variables = {"base": str(self.folder), "platbase": str(self.folder)}
+        self.site = Path(sysconfig.get_path("platlib", "venv", variables))
 
     def command(self, *arguments: str | Path, hidden: bool = True) -> list[str]:
         """A program of the environment; `hidden`, for root: the repository is covered."""
@@ -36,17 +40,9 @@ class Environment:
         """Its standard output. PATH has no other zerorun, and no Python of the environment's."""
         names = ("HOME", "TMPDIR")
         kept = {name: os.environ[name] for name in names if name in os.environ}
-        result = subprocess.run(
-            self.command(*arguments, hidden=hidden),
-            env=kept | {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"} | variables,
-            cwd=self.work,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
+        own = kept | {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"} | variables
+        command = self.command(*arguments, hidden=hidden)
+        return output_of(*command, env=own, cwd=self.work, timeout=DEADLINE)
 
 
 @pytest.fixture(scope="session")
@@ -58,35 +54,15 @@ def wheel() -> Path:
 
 
 @pytest.fixture(scope="session")
-def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Environment]:
-    """Makes an environment with nothing but pip and the wheel."""
-
-    def make(name: str) -> Environment:
-        folder = tmp_path_factory.mktemp(name) / "environment"
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-index"]
-        begin = time.monotonic()
-        subprocess.run([*pip, "--disable-pip-version-check", wheel], check=True)
-        seconds = time.monotonic() - begin
-        variables = {"base": str(folder), "platbase": str(folder)}
-        site = Path(sysconfig.get_path("platlib", "venv", variables))
-        work = folder.parent / "work"
-        work.mkdir()
-        return Environment(folder, seconds, site, work)
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def plain(install: Callable[[str], Environment]) -> Environment:
+def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment without PyTorch."""
-    return install("plain")
+    return Environment(tmp_path_factory.mktemp("plain"), wheel)
 
 
 @pytest.fixture(scope="session")
-def with_torch(install: Callable[[str], Environment]) -> Environment:
+def with_torch(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with PyTorch: that of the tests, whose packages it links to."""
-    environment = install("torch")
+    environment = Environment(tmp_path_factory.mktemp("torch"), wheel)
     for package in Path(sysconfig.get_path("platlib")).iterdir():
         if not (environment.site / package.name).exists():
             (environment.site / package.name).symlink_to(package)

@@ -6,13 +6,12 @@ where a mirror cannot be reached.
 
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ranks import output_of, ran
 
 from .conftest import DEADLINE, ROOT
 
@@ -24,90 +23,49 @@ mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && mount -t tmpfs no
 exec chroot "$0" "$@"
 """
 ENTER = ("unshare", "--mount", "--propagation", "private", "sh", "-c", MOUNTED)
-
-
-@dataclass(frozen=True)
-class Distribution:
-    name: str
-    mirror: str
-    python: str  # its Python of this wheel's version; "" where it has none
-    packages: tuple[str, ...] = ()
-
-    def script(self) -> list[str]:
-        """debootstrap's for a release that it has not heard of: all of a distribution are alike."""
-        folder = Path("/usr/share/debootstrap/scripts")
-        if (folder / self.name).exists():
-            return []
-        return [str(folder / ("sid" if self.mirror == DEBIAN else "gutsy"))]
-
-
 # Ubuntu has no Python 3.11: there the programs alone are tried, with its C library.
-DISTRIBUTIONS = (
-    Distribution("bookworm", DEBIAN, "python3", ("python3-venv",)),
-    Distribution("jammy", UBUNTU, ""),
-    Distribution("noble", UBUNTU, ""),
-)
+DISTRIBUTIONS = {"bookworm": DEBIAN, "jammy": UBUNTU, "noble": UBUNTU}
 
 
-@dataclass(frozen=True)
-class Root:
-    folder: Path
-
-    def run(self, *command: str) -> str:
-        result = subprocess.run(
-            [*ENTER, str(self.folder), "env", "-i", "HOME=/root", "PATH=/usr/bin:/bin", *command],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
+def run(root: Path, *command: str) -> str:
+    clean = ("env", "-i", "HOME=/root", "PATH=/usr/bin:/bin")
+    return output_of(*ENTER, root, *clean, *command, timeout=DEADLINE)
 
 
-@pytest.fixture(params=DISTRIBUTIONS, ids=lambda each: each.name)
-def distribution(request: pytest.FixtureRequest) -> Distribution:
+@pytest.fixture(params=DISTRIBUTIONS)
+def root(request: pytest.FixtureRequest) -> Path:
+    """Its smallest system, made once."""
+    name, mirror = request.param, DISTRIBUTIONS[request.param]
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip("needs root and debootstrap")
-    if request.param.python and sys.version_info[:2] != (3, 11):
-        pytest.skip(f"{request.param.name} has Python 3.11")
-    return request.param
-
-
-@pytest.fixture
-def root(distribution: Distribution) -> Root:
-    """Its smallest system, made once."""
-    folder = ROOT / "build" / "chroots" / distribution.name
+    if mirror == DEBIAN and sys.version_info[:2] != (3, 11):
+        pytest.skip(f"{name} has Python 3.11")
+    folder = ROOT / "build" / "chroots" / name
     if not (folder / "made").exists():
         shutil.rmtree(folder, ignore_errors=True)
         options = ["--variant=minbase", "--no-check-gpg"]
-        if distribution.packages:
-            options.append(f"--include={','.join(distribution.packages)}")
-        script = distribution.script()
-        made = subprocess.run(
-            ["debootstrap", *options, distribution.name, str(folder), distribution.mirror, *script],
-            capture_output=True,
-            text=True,
-            timeout=MIRROR_S,
-            check=False,
-        )
+        options += ["--include=python3-venv"] if mirror == DEBIAN else []
+        # Its script for a release that it has not heard of: all of a distribution are alike.
+        scripts = Path("/usr/share/debootstrap/scripts")
+        alike = scripts / ("sid" if mirror == DEBIAN else "gutsy")
+        words = [name, folder, mirror, *([] if (scripts / name).exists() else [alike])]
+        made = ran(["debootstrap", *options, *words], timeout=MIRROR_S)
         if made.returncode != 0:
             pytest.skip(f"debootstrap: {made.stdout[-300:]}{made.stderr[-300:]}")
         (folder / "made").touch()
-    return Root(folder)
+    return folder
 
 
-def test_the_wheel_trains_there(distribution: Distribution, root: Root, wheel: Path) -> None:
-    place = root.folder / "root" / "zerorun"
+def test_the_wheel_trains_there(root: Path, wheel: Path) -> None:
+    place = root / "root" / "zerorun"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     (place / "text.txt").write_text("to be or not to be, that is the question\n" * 2000)
-    if distribution.python:
+    if DISTRIBUTIONS[root.name] == DEBIAN:
         shutil.copy(wheel, place)
-        root.run(distribution.python, "-m", "venv", "/root/zerorun/env")
-        root.run(
-            "/root/zerorun/env/bin/pip", "install", "--no-index", f"/root/zerorun/{wheel.name}"
-        )
+        run(root, "python3", "-m", "venv", "/root/zerorun/env")
+        pip = "/root/zerorun/env/bin/pip"
+        run(root, pip, "install", "--no-index", f"/root/zerorun/{wheel.name}")
         command = "/root/zerorun/env/bin/zerorun"
     else:
         with zipfile.ZipFile(wheel) as archive:
@@ -116,7 +74,6 @@ def test_the_wheel_trains_there(distribution: Distribution, root: Root, wheel: P
             (place / "zerorun" / program).chmod(0o755)
         command = "/root/zerorun/zerorun/bin/zerorun"
     options = ["--data", "/root/zerorun/text.txt", "--model", "nano", "--steps", "3"]
-    output = root.run(
-        command, "--accelerator", "cpu", "--num_gpus", "2", "train", *options, "--save", ""
-    )
+    launcher = [command, "--accelerator", "cpu", "--num_gpus", "2"]
+    output = run(root, *launcher, "train", *options, "--save", "")
     assert "step 3/3  loss" in output

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ranks import output_of
 
 from .conftest import DEADLINE, ROOT, Environment
 
@@ -18,8 +19,9 @@ OF_THE_SYSTEM = re.compile(
 MAX_OWN_BYTES = 6_000_000
 MAX_TOTAL_S, MAX_OWN_S = 60, 5  # of which zerorun's own: what follows the installation
 
-WHO = "import sys, zerorun\nprint(sys.executable, zerorun.__file__)\n"
-COMPAT = "import deepspeed, sys\nprint(sys.executable, deepspeed.__version__)\n"
+WHO = (
+    "import deepspeed, sys, zerorun\nprint(sys.executable, zerorun.__file__, deepspeed.__version__)"
+)
 TORCH = """
 import sys
 {imports}
@@ -40,12 +42,6 @@ print(losses[-1] < losses[0], *runtimes)
 """
 
 
-def elf_files(environment: Environment) -> list[Path]:
-    """Programs, the module and the plugins, which bring what is in zerorun.libs."""
-    files = [path for path in environment.site.glob("zerorun/**/*") if path.is_file()]
-    return [path for path in files if path.read_bytes()[:4] == b"\x7fELF"]
-
-
 def test_its_tag_names_a_c_library(wheel: Path) -> None:
     tag = re.search(r"-manylinux_2_(\d+)_(x86_64|aarch64)\.whl$", wheel.name)
     assert int(tag[1]) <= 34  # RHEL 9's
@@ -60,37 +56,28 @@ def test_it_has_no_path_of_the_machine_that_built_it(wheel: Path) -> None:
                 assert place.encode() not in data, f"{name} has {place}"
 
 
-def test_it_has_the_licences_of_what_it_contains(wheel: Path) -> None:
+def test_it_has_a_licence_and_a_component_of_all_that_it_contains(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    kept = {Path(name).stem for name in names if "/licenses/third_party/" in name}
+        (name,) = [name for name in names if name.endswith("/sboms/zerorun.cdx.json")]
+        sbom = json.loads(archive.read(name))
+    assert (sbom["bomFormat"], sbom["metadata"]["component"]["name"]) == ("CycloneDX", "zerorun")
+    assert any(name.endswith("/licenses/THIRD_PARTY.md") for name in names)
     grafted = [name for name in names if name.startswith("zerorun.libs/")]
-    assert {"libgomp1", "pybind11"} <= kept
+    known = {"libgomp1", "pybind11"}
     for library in ("fmt", "hwy", "dnnl", "gloo", "uring", "xxhash"):
         if any(f"lib{library}-" in name for name in grafted):
-            assert f"lib{library}-dev" in kept
-    assert any(name.endswith("/licenses/THIRD_PARTY.md") for name in names)
-
-
-def test_it_says_what_it_is_made_of(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith("/sboms/zerorun.cdx.json")]
-        sbom = json.loads(archive.read(name))
-        grafted = {name.split("/")[-1] for name in archive.namelist() if "zerorun.libs/" in name}
-    assert (sbom["bomFormat"], sbom["metadata"]["component"]["name"]) == ("CycloneDX", "zerorun")
-    packages = {component["name"] for component in sbom["components"]}
-    assert {"pybind11", "nlohmann-json3-dev", "libgomp1"} <= packages
-    for library in ("fmt", "hwy", "dnnl", "gloo", "uring", "xxhash"):
-        if any(file.startswith(f"lib{library}-") for file in grafted):
-            assert f"lib{library}-dev" in packages
+            known.add(f"lib{library}-dev")
+    assert known <= {Path(name).stem for name in names if "/licenses/third_party/" in name}
+    assert known | {"nlohmann-json3-dev"} <= {part["name"] for part in sbom["components"]}
 
 
 def test_every_library_comes_from_the_wheel_or_the_c_library(plain: Environment) -> None:
-    files = elf_files(plain)
-    assert len(files) >= 4
+    files = [path for path in plain.site.glob("zerorun/**/*") if path.is_file()]
+    files = [path for path in files if path.read_bytes()[:4] == b"\x7fELF"]
+    assert len(files) >= 4  # programs, the module and the plugins
     for file in files:
-        listed = subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout
-        for line in listed.splitlines():
+        for line in output_of("ldd", file).splitlines():
             name, _, path = line.strip().partition(" => ")
             inside = path.startswith(str(plain.site))
             assert inside or OF_THE_SYSTEM.fullmatch(Path(name.split()[0]).name), f"{file}: {line}"
@@ -109,9 +96,7 @@ def test_the_command_and_the_module_are_one(plain: Environment) -> None:
     said = plain.run("zerorun", "--version")
     assert said == plain.run("python", "-m", "zerorun", "version")
     version = plain.run("python", "-c", "import zerorun; print(zerorun.__version__)").strip()
-    commit = re.fullmatch(rf"zerorun {re.escape(version)} \(commit ([0-9a-f]{{12}})\)\n", said)
-    assert commit, said
-    assert "train" in plain.run("zerorun", "env")
+    assert said.startswith(f"zerorun {version} (commit ")
 
 
 def test_from_installing_to_the_first_loss(plain: Environment) -> None:
@@ -145,14 +130,11 @@ def test_ranks_run_the_python_that_zerorun_is_installed_beside(
     other.chmod(0o755)
     (plain.work / "who.py").write_text(WHO)
     output = plain.run("zerorun", "--num_gpus", "2", "who.py", VIRTUAL_ENV=str(tmp_path))
-    assert output.splitlines() == [f"{python} {plain.site / 'zerorun' / '__init__.py'}"] * 2
-
-
-def test_scripts_for_deepspeed_run(plain: Environment) -> None:
-    (plain.work / "compat.py").write_text(COMPAT)
-    output = plain.run("zerorun", "compat.py").split()
-    assert output[0] == str(plain.folder / "bin" / "python")
-    assert output[1].endswith("+zerorun")
+    for line in output.splitlines():
+        found, package, version = line.split()
+        assert (found, package) == (python, str(plain.site / "zerorun" / "__init__.py"))
+        assert version.endswith("+zerorun")
+    assert len(output.splitlines()) == 2
 
 
 @pytest.mark.parametrize("imports", ["import torch", "import zerorun, torch"])

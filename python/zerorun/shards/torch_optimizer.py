@@ -259,7 +259,7 @@ class TorchStates:
 
 
 def first_states(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> Any:
-    """What Adagrad's constructor makes, as its step did not make what is missing up to PyTorch 2.9."""
+    """What Adagrad's constructor makes; up to PyTorch 2.9 its step makes none that are missing."""
     if not isinstance(optimizer, torch.optim.Adagrad):
         return {}
     value = optimizer.defaults["initial_accumulator_value"]
