@@ -2,12 +2,11 @@
 
 import copy
 import functools
-import warnings
+import itertools
 from pathlib import Path
 
 import torch
 import zerorun
-from tied_model import VOCABULARY
 from torch import nn
 
 from cases.models import *
@@ -15,11 +14,11 @@ from cases.models import *
 Halves = tuple[torch.Tensor, torch.Tensor]
 
 
-def counted(engine: zerorun.ZeroEngine, halves: Halves) -> float:
+def counted(engine: zerorun.ZeroEngine, halves: Halves, own: bool = False) -> float:
     total = 0.0
     for half in halves:
         loss = loss_of(engine, half)
-        engine.backward(loss)
+        loss.backward() if own else engine.backward(loss)
         assert engine.is_gradient_accumulation_boundary() == (half is halves[1])
         engine.step()
         total += loss.item() / 2
@@ -40,7 +39,6 @@ def bounded(engine: zerorun.ZeroEngine, halves: Halves) -> float:
 
 
 def added_up(engine: zerorun.ZeroEngine, halves: Halves, own: bool = False) -> float:
-    """Two backwards before a step: the engine's, or the losses' own."""
     losses = [loss_of(engine, half) / 2 for half in halves]
     for loss in losses:
         loss.backward() if own else engine.backward(loss)
@@ -64,6 +62,7 @@ def held_back(engine: zerorun.ZeroEngine, halves: Halves) -> float:
 TWO = {"gradient_accumulation_steps": 2}
 WAYS = (
     (counted, TWO | {"train_micro_batch_size_per_gpu": 2 // WORLD_SIZE}),
+    (functools.partial(counted, own=True), TWO),
     (bounded, {}),
     (bounded, TWO),
     (added_up, {}),
@@ -82,36 +81,38 @@ def case_two_halves_are_the_batch_by_each_way() -> None:
             assert_close(means(losses, engine), expected)
 
 
-def case_zero_grad_forgets_a_backward_without_a_step() -> None:
-    for stage in STAGES:
+def case_a_batch_that_is_given_up_leaves_nothing(folder: Path) -> None:
+    """By zero_grad after its only micro-step, or by a load after the first of two."""
+    for stage, micro_steps in itertools.product(STAGES, (1, 2)):
         norms = []
-        for forget in (False, True):
-            model = make()
-            engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage))
-            if forget:
+        for is_given_up in (False, True):
+            _, engine = started(config(stage, gradient_accumulation_steps=micro_steps))
+            engine.save_checkpoint(folder / str(stage))
+            if is_given_up:
                 backward(engine, 7)
-                optimizer.zero_grad()
-            train(engine, 1)
+                if micro_steps == 1:
+                    engine.optimizer.zero_grad()
+                else:
+                    engine.step()
+                    engine.load_checkpoint(folder / str(stage))
+            train(engine, micro_steps)
             norms.append(engine.get_global_grad_norm())
+            assert engine.global_steps == 1
         assert norms[0] == norms[1]
 
 
-class Player(nn.Sequential):
-    """A generator of five numbers, or with another seed a judge of them."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 5))
+def player() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 5))
 
 
 def case_a_models_zero_grad_forgets_another_engines_loss() -> None:
-    """As two engines that play against each other: the generator's loss goes through the judge."""
-
     def play(settings: dict[str, object] | None) -> list[float]:
-        generator, judge = make(Player, seed=1), make(Player, seed=2)
-        making, judging = adamw(generator), adamw(judge)
-        if settings:
-            making, *_ = initialize(generator, making, config=settings)
-            judging, *_ = initialize(judge, judging, config=settings)
+        if settings is None:
+            generator, judge = make(player, seed=1), make(player, seed=2)
+            making, judging = adamw(generator), adamw(judge)
+        else:
+            generator, making = started(settings, player, seed=1)
+            judge, judging = started(settings, player, seed=2)
         losses = []
         for step in range(6):
             noise = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
@@ -125,11 +126,8 @@ def case_a_models_zero_grad_forgets_another_engines_loss() -> None:
             fooled = judge(made).square().mean()
             fooled.backward()
             making.step()
-            loss = (error + fooled).detach()
+            loss = error + fooled
             losses.append(mean(loss, making) if settings else loss.item())
-        if settings:
-            making.destroy()
-            judging.destroy()
         return losses
 
     expected = play(None)
@@ -138,7 +136,7 @@ def case_a_models_zero_grad_forgets_another_engines_loss() -> None:
 
 
 def case_a_copy_of_a_model_forgets_gradients_of_its_own() -> None:
-    model, engine = started(config(STAGES[0]), Player)
+    model, engine = started(config(STAGES[0]), player)
     engine.backward(model(torch.ones(1, 5)).sum())
     copied = copy.deepcopy(model)
     copied(torch.ones(1, 5)).sum().backward()
@@ -150,56 +148,27 @@ def case_a_copy_of_a_model_forgets_gradients_of_its_own() -> None:
     assert "zero_grad" not in vars(model)
 
 
-def case_a_load_in_mid_batch_begins_a_new_one(folder: Path) -> None:
-    for stage in STAGES:
-        norms = []
-        for loads in (False, True):
-            settings = config(stage, gradient_accumulation_steps=2)
-            _, engine = started(settings)
-            engine.save_checkpoint(folder / str(stage))
-            if loads:
-                train(engine, 1, first=7)
-                engine.load_checkpoint(folder / str(stage))
-            train(engine, 2)
-            norms.append(engine.get_global_grad_norm())
-            assert engine.global_steps == 1
-        assert norms[0] == norms[1]
+def case_an_unused_pooler_holds_no_gradients_back() -> None:
+    class Pooled(Model):
+        """With a part whose result goes nowhere."""
 
-
-def tagger() -> nn.Module:
-    """BERT with a head on its tokens: the pooler's result goes nowhere."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import BertConfig, BertModel
-
-    sizes = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 2}
-    sizes |= {"vocab_size": VOCABULARY, "intermediate_size": 64, "max_position_embeddings": 16}
-    bert = BertModel(BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
-
-    class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bert = bert
-            self.head = nn.Linear(32, VOCABULARY)
+            self.pooler = nn.Linear(32, 32)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return self.head(self.bert(tokens).last_hidden_state)
+            self.pooler(self.embedding(tokens)[:, 0])
+            return super().forward(tokens)
 
-    return Tagger()
-
-
-def case_an_unused_pooler_holds_no_gradients_back() -> None:
     for stage in (3,) if PRIVATE_MEMORY else (2, 3):
-        torch.manual_seed(0)
-        model = tagger()
-        engine, *_ = initialize(model, adamw(model), config=config(stage))
+        model, engine = started(config(stage), Pooled)
         planned = engine._core.memory_use()["buckets"]
         if PRIVATE_MEMORY:  # gathered parameters are in memory of the rank's own then, here all
             planned += sum(parameter.ds_numel * 4 for parameter in model.parameters())
         peaks: list[int] = []
 
-        def look(_parameter: nn.Parameter, core=engine._core, peaks=peaks) -> None:
-            peaks[-1] = max(peaks[-1], core.memory_use()["buckets"])
+        def look(_parameter: nn.Parameter) -> None:
+            peaks[-1] = max(peaks[-1], engine._core.memory_use()["buckets"])
 
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(look)

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable
 
 import torch
-import zerorun
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -12,54 +11,41 @@ from cases.models import *
 
 
 def case_autocast_leaves_no_weights_between_forward_and_backward() -> None:
-    """At stage 3 what autograd saves of the weights has memory while their unit is gathered."""
-
     class Opening(nn.Module):
         """Opens autocast itself, from its second forward on."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.up = nn.Linear(64, 64)
-            self.calls = 0
+            self.up, self.calls = nn.Linear(64, 64), 0
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.calls += 1
             with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.calls > 1):
                 return self.up(x).float()
 
-    def linears() -> nn.Module:
-        return nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-
-    def opening() -> nn.Module:
-        return nn.Sequential(*(Opening() for _ in range(4)))
+    def four(kind: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+        return lambda: nn.Sequential(*(kind() for _ in range(4)))
 
     def held(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) -> int:
-        """Bytes that autograd has saved, but for inputs."""
-        saved: dict[int, torch.UntypedStorage] = {}
+        saved: list[torch.UntypedStorage] = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.shape[0] == 64:
-                saved[id(tensor.untyped_storage())] = tensor.untyped_storage()
+            saved.extend([tensor.untyped_storage()] if tensor.shape[0] == 64 else [])
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = call(torch.ones(2, 64, device=DEVICE)).square().mean()
-        found = {storage.data_ptr(): storage.nbytes() for storage in saved.values()}
-        kept = sum(found.values())
+        kept = sum({each.data_ptr(): each.nbytes() for each in saved}.values())
         loss.backward()
         assert all(p.numel() == 0 for p in model.parameters())
         return kept
 
     for keys in (AUTOCAST, {}):
-        model, engine = started(config(3, **keys), linears)
-
-        def call(tokens: torch.Tensor, engine: zerorun.ZeroEngine = engine) -> torch.Tensor:
-            with torch.autocast(DEVICE.type, torch.bfloat16):
-                return engine(tokens)
-
-        assert held(model, call) == 0
+        model, engine = started(config(3, **keys), four(lambda: nn.Linear(64, 64)))
+        autocast = torch.autocast(DEVICE.type, torch.bfloat16)
+        assert held(model, autocast(engine.__call__)) == 0
         engine.step()
-    model, engine = started(config(3), opening)
+    model, engine = started(config(3), four(Opening))
     for autocast in (False, True, True):
         kept = held(model, engine)  # without autocast these are views of the unit's memory
         assert kept == 0 or not autocast
@@ -67,8 +53,6 @@ def case_autocast_leaves_no_weights_between_forward_and_backward() -> None:
 
 
 def case_autocast_gives_the_same_numbers_at_all_stages() -> None:
-    """Also where a module is called twice, recomputes its forward, or is compiled."""
-
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -100,37 +84,25 @@ def case_autocast_gives_the_same_numbers_at_all_stages() -> None:
 
 def case_hooks_and_compiled_models_see_parameters_under_autocast() -> None:
     """A copy is for the product alone: pre-hooks compute weights, compiled code casts itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler itself, and of weight_norm's age
-        compare_stages_under_autocast()
 
-
-def compare_stages_under_autocast() -> None:
     def normed() -> nn.Module:
-        layers = nn.Linear(16, 16), nn.Linear(16, 16)
-        torch.nn.utils.spectral_norm(layers[1])
-        return nn.Sequential(torch.nn.utils.weight_norm(layers[0]), nn.ReLU(), layers[1])
+        model = Model()
+        torch.nn.utils.weight_norm(model.blocks[0].up)
+        torch.nn.utils.spectral_norm(model.blocks[1].up)
+        return model
 
     def compiled() -> nn.Module:
         torch._dynamo.reset()
-        model = make()
+        model = Model()
         model.compile(backend="aot_eager")
         return model
 
-    for build in (normed, compiled):
+    for kind in (normed, compiled):
         found = []
         for stage in (1, 3):
-            model = make(build) if build is normed else build()
-            zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
-            settings = config(stage, zero_optimization=zero, **AUTOCAST)
-            engine, *_ = initialize(model, adamw(model), config=settings)
-            for step in range(2):
-                if build is normed:
-                    inputs = torch.full((2, 16), 1.0 + step, device=DEVICE)
-                    loss = engine(inputs).float().square().mean()
-                else:
-                    loss = loss_of(engine, part_of(batch_of(step)))
-                engine.backward(loss)
-                engine.step()
-                found.append((stage, mean(loss.detach(), engine), engine.get_global_grad_norm()))
-        assert [each[1:] for each in found[:2]] == [each[1:] for each in found[2:]], found
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the compiler itself, and of weight_norm's age
+                _, engine = started(config(stage, **AUTOCAST), kind)
+                losses = train(engine, 2)
+            found.append((losses, engine.get_global_grad_norm(), engine._core.parameter_hash()))
+        assert found[0] == found[1]

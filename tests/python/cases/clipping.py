@@ -21,6 +21,10 @@ def blocks_of(model: nn.Module) -> Iterable[nn.Parameter]:
     return model.blocks.parameters()
 
 
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    return [zerorun.zero.safe_get_full_grad(p) for p in model.parameters()]
+
+
 def trained(
     model: nn.Module, optimizer: Any, calls: Any, engine: Any = None, steps: int = 4
 ) -> list[float]:
@@ -61,7 +65,6 @@ def case_it_clips_as_without_an_engine() -> None:
 
 
 def case_a_second_backward_is_clipped_too() -> None:
-    """Of the first step as well, in which the engine expects one; on all ranks, or on the last."""
     for late in (range(WORLD_SIZE), [WORLD_SIZE - 1]):
         plain = make()
         loss_of(plain, batch_of(0)).backward()
@@ -76,15 +79,13 @@ def case_a_second_backward_is_clipped_too() -> None:
             model = make()
             optimizer = sgd(model)
             engine = shard(model, stage=stage, optimizer=optimizer)
-            loss_of(model, part_of(batch_of(0))).backward()
+            own_loss(model, 0).backward()
             if RANK in late:
-                loss_of(model, part_of(batch_of(1))).backward()
-            found = [zerorun.zero.safe_get_full_grad(p) for p in model.parameters()]
-            torch.testing.assert_close(found, whole)
+                own_loss(model, 1).backward()
+            torch.testing.assert_close(gradients_of(model), whole)
             own = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05).item()
             assert own == pytest.approx(norm, rel=1e-5)
-            found = [zerorun.zero.safe_get_full_grad(p) for p in model.parameters()]
-            torch.testing.assert_close(found, clipped)
+            torch.testing.assert_close(gradients_of(model), clipped)
             torch.nn.utils.clip_grad_value_(model.parameters(), 1e-4)
             optimizer.step()
             left = torch.cat([p.grad.double().flatten() for p in plain.parameters()]).norm()
@@ -112,21 +113,6 @@ def case_other_dtypes_and_places_are_clipped_too() -> None:
             assert engine.get_global_grad_norm() == pytest.approx(0.01, rel=2e-2)
 
 
-def case_a_gradient_that_is_not_finite_is_left_to_the_step() -> None:
-    model = make()
-    optimizer = sgd(model)
-    engine = shard(model, optimizer=optimizer)
-    weight = model.head.weight
-    loss_of(model, part_of(batch_of(0))).backward()
-    zerorun.zero.safe_set_full_grad(weight, torch.full(weight.ds_shape, torch.inf))
-    clip = torch.nn.utils.clip_grad_norm_
-    text = "error_if_nonfinite"
-    raises(RuntimeError, text, clip, model.parameters(), 1.0, error_if_nonfinite=True)
-    assert clip(model.parameters(), 1.0).item() == torch.inf
-    optimizer.step()
-    assert engine.skipped_steps == 1
-
-
 def case_values_are_clipped_as_without_an_engine() -> None:
     plain = make()
     loss_of(plain, batch_of(0)).backward()
@@ -136,60 +122,56 @@ def case_values_are_clipped_as_without_an_engine() -> None:
     for keys in ({}, {"fp16": {"enabled": True, "initial_scale_power": 8}}):
         rounding = 2e-3 if keys else 1e-6
         for stage in STAGES:
-            settings = config(stage, **keys, gradient_clipping=0.0)
-            model, engine = started(settings)
+            model, engine = started(config(stage, **keys, gradient_clipping=0.0))
             torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)  # there is no gradient
             backward(engine)
             torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
             torch.nn.utils.clip_grad_value_(model.head.weight, 0.002)
-            for own, other in zip(model.parameters(), plain.parameters(), strict=True):
-                found = zerorun.zero.safe_get_full_grad(own)
-                torch.testing.assert_close(found, other.grad, atol=rounding, rtol=1e-3)
+            expected = [p.grad for p in plain.parameters()]
+            torch.testing.assert_close(gradients_of(model), expected, atol=rounding, rtol=1e-3)
             engine.step()
             assert engine.skipped_steps == 0
 
 
-def case_a_value_that_is_not_finite_is_left_to_the_step() -> None:
+def case_what_is_not_finite_is_left_to_the_step() -> None:
     shape = make().head.weight.shape
+    utils = torch.nn.utils
     for stage in STAGES:
-        model = make()
-        optimizer = sgd(model)
-        engine = shard(model, stage=stage, optimizer=optimizer)
-        for value in (torch.inf, torch.nan):
-            loss_of(model, part_of(batch_of(0))).backward()
+        model, engine = started(config(stage, gradient_clipping=0.0), optimizer=sgd)
+        for value, clip in (
+            (torch.inf, utils.clip_grad_norm_),
+            (torch.inf, utils.clip_grad_value_),
+            (torch.nan, utils.clip_grad_value_),
+        ):
+            backward(engine)
             zerorun.zero.safe_set_full_grad(model.head.weight, torch.full(shape, value))
-            torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
-            optimizer.step()
-        assert engine.skipped_steps == 2
+            if clip is utils.clip_grad_norm_:
+                given = {"max_norm": 1.0, "error_if_nonfinite": True}
+                raises(RuntimeError, "error_if_nonfinite", clip, model.parameters(), **given)
+            norm = clip(model.parameters(), 1.0)
+            assert norm is None or norm.item() == torch.inf
+            engine.step()
+        assert engine.skipped_steps == 3
 
 
-def case_a_norm_that_was_made_of_other_gradients_clips_none() -> None:
+def case_norms_of_torchs_function_clip_no_engines_gradients() -> None:
+    """A norm of clip_grad_norm_ would be right, but nothing would clip by it."""
     if not IN_TWO_FUNCTIONS:
         return
-    model = make()
-    engine = shard(model, optimizer=sgd(model))
-    loss_of(model, part_of(batch_of(0))).backward()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    clip = torch.nn.utils.clip_grads_with_norm_
-    refuses("clip_grad_norm_", clip, model.parameters(), 1.0, norm)
+    utils = torch.nn.utils
+    assert utils.get_total_norm(tensors=[torch.ones(4)], norm_type=2.0, foreach=False).item() == 2.0
+    model, engine = started(config(3), optimizer=sgd)
+    backward(engine)
+    whole = utils.clip_grad_norm_(model.parameters(), float("inf"))
+    assert whole > 0
+    there = utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    for norm in (there, whole):
+        refuses("clip_grad_norm_", utils.clip_grads_with_norm_, model.parameters(), 1.0, norm)
     engine.destroy()
     other = nn.Parameter(torch.ones(4))
     other.grad = torch.ones(4)
-    clip(other, 1.0, total_norm=torch.tensor(2.0))
+    utils.clip_grads_with_norm_(other, 1.0, total_norm=torch.tensor(2.0))
     torch.testing.assert_close(other.grad, torch.full((4,), 0.5))
-
-
-def case_a_norm_of_clip_grad_norm_clips_none_later() -> None:
-    """The norm is right, but nothing would clip: it is refused as every other one."""
-    if not IN_TWO_FUNCTIONS:
-        return
-    model = make()
-    shard(model, optimizer=sgd(model))
-    loss_of(model, part_of(batch_of(0))).backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
-    assert norm > 0
-    text = "clip_grads_with_norm_"
-    refuses(text, torch.nn.utils.clip_grads_with_norm_, model.parameters(), 1.0, norm)
 
 
 def case_names_from_before_the_first_engine() -> None:
@@ -201,19 +183,12 @@ def case_names_from_before_the_first_engine() -> None:
     sys.modules["importer"] = importer
     clipping.serve.__wrapped__()
     assert importer.clip is torch.nn.utils.clip_grad_norm_ is clip_grad.clip_grad_norm_
-    model, _ = started(config(3), optimizer=sgd)
-    loss_of(model, part_of(batch_of(0))).backward()
+    model, engine = started(config(3), optimizer=sgd)
+    backward(engine)
     assert importer.clip(model.parameters(), 0.01, foreach=False).item() > 0.01
     assert importer.clip(model.parameters(), 1.0).item() == pytest.approx(0.01, rel=1e-3)
     if IN_TWO_FUNCTIONS:
         refuses("since before the engine was made", torchs, model.parameters(), 1.0)
-
-
-def case_torchs_own_norm_takes_its_keywords() -> None:
-    if not IN_TWO_FUNCTIONS:
-        return
-    norm = torch.nn.utils.get_total_norm(tensors=[torch.ones(4)], norm_type=2.0, foreach=False)
-    assert norm.item() == 2.0
 
 
 def case_what_is_no_engines_is_torchs() -> None:
@@ -225,9 +200,9 @@ def case_what_is_no_engines_is_torchs() -> None:
     torch.nn.utils.clip_grad_value_(other, 0.25, foreach=False)
     torch.testing.assert_close(other.grad, torch.full((4,), 0.25))
     other.grad = torch.ones(4)
-    model, _ = started(config(3))
+    model, engine = started(config(3))
     assert clip(model.parameters(), 1.0).item() == 0.0  # there is no gradient
-    loss_of(model, part_of(batch_of(0))).backward()
+    backward(engine)
     refuses("once for each", clip, [other, *model.parameters()], 1.0)
     torch.nn.utils.clip_grad_value_([other, *model.parameters()], 1e-3)  # each where it is
     torch.testing.assert_close(other.grad, torch.full((4,), 1e-3))

@@ -1,35 +1,47 @@
 """Values that scripts read of DeepSpeed's modules, sections and objects without calling them."""
 
 import argparse
-from pathlib import Path
+import json
+import os
+from unittest import mock
 
 import deepspeed
 import pydantic
 import torch
 import zerorun
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
+from deepspeed.elasticity import elasticity_enabled, ensure_immutable_elastic_config
+from deepspeed.elasticity.config import *
+from deepspeed.runtime import lr_schedules, precision_config
+from deepspeed.runtime.config_utils import get_config_default
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum, get_zero_config
+from deepspeed.runtime.zero.offload_config import (
+    DeepSpeedZeroOffloadOptimizerConfig,
+    OffloadDeviceEnum,
+)
 from deepspeed.utils import groups
 
-from cases.compat import start
-from cases.models import RANK, WORLD_SIZE, batch_of, config, loss_of, part_of, raises
+from cases.compat import begin, start
+from cases.models import *
 
 FP16 = {"fp16": {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2}}
 
 
 def case_values_of_a_section_that_follow_from_others() -> None:
-    assert [DeepSpeedZeroConfig(stage=stage).overlap_comm for stage in (0, 2, 3)] == [
-        False,
-        False,
-        True,
-    ]
+    stages = [DeepSpeedZeroConfig(stage=stage).overlap_comm for stage in (0, 2, 3)]
+    assert stages == [False, False, True]
     assert not DeepSpeedZeroConfig(stage=3, overlap_comm=False).overlap_comm
-    older = DeepSpeedZeroConfig(cpu_offload=True).offload_optimizer
-    assert isinstance(older, DeepSpeedZeroOffloadOptimizerConfig)
+    older = DeepSpeedZeroConfig(cpu_offload=True, stage3_gather_fp16_weights_on_model_save=True)
+    assert isinstance(older.offload_optimizer, DeepSpeedZeroOffloadOptimizerConfig)
+    assert older.gather_16bit_weights_on_model_save
     assert DeepSpeedZeroConfig().offload_param is None
     assert DeepSpeedZeroConfig(cpu_offload_param=True).offload_param.device == "cpu"
     pipelines = [DeepSpeedZeroOffloadOptimizerConfig(pipeline_write=flag) for flag in (True, False)]
     assert [section.pipeline for section in pipelines] == [True, False]
+    assert DeepSpeedZeroConfig().leaf_module.classes[0].endswith(".MixtralSparseMoeBlock")
+    leaves = DeepSpeedZeroConfig(leaf_module={"classes": "Block"}).leaf_module
+    assert (leaves.classes, leaves.names) == (["Block"], [])
+    assert precision_config.get_bfloat16_config({"bfloat16": {"enabled": True}}).enabled
+    assert not precision_config.get_float16_config({}).enabled
 
 
 def case_sections_of_a_configuration_are_objects() -> None:
@@ -37,9 +49,7 @@ def case_sections_of_a_configuration_are_objects() -> None:
         stage=3, stage3_prefetch_bucket_size=7, offload_optimizer={"device": "cpu"}
     )
     assert (zero.stage, zero.prefetch_bucket_size, zero.reduce_bucket_size) == (3, 7, 500000000)
-    assert isinstance(zero.offload_optimizer, DeepSpeedZeroOffloadOptimizerConfig)
-    assert zero.offload_optimizer.device == "cpu"
-    assert zero.offload_optimizer.ratio == 1
+    assert (zero.offload_optimizer.device, zero.offload_optimizer.ratio) == ("cpu", 1)
     assert zero.model_dump(exclude_unset=True) == {
         "stage": 3,
         "overlap_comm": True,  # which follows from the stage
@@ -47,6 +57,13 @@ def case_sections_of_a_configuration_are_objects() -> None:
         "offload_optimizer": {"device": "cpu"},
     }
     assert zero.model_dump(by_alias=True)["stage3_prefetch_bucket_size"] == 7
+    assert isinstance(zero, pydantic.BaseModel)
+    assert zero.stage == ZeroStageEnum.weights
+    assert zero.offload_optimizer.device == OffloadDeviceEnum.cpu
+    assert "reduce_bucket_size" not in zero.model_dump(exclude_defaults=True)
+    assert get_config_default(DeepSpeedZeroConfig, "stage") == 0
+    for value, stage in (({"stage": 2}, 2), (True, 1), (False, 0), (None, 0)):
+        assert get_zero_config({"zero_optimization": value}).stage == stage
     for unknown in (lambda: setattr(zero, "stag", 1), lambda: DeepSpeedZeroConfig(stag=1)):
         raises(pydantic.ValidationError, "stag", unknown)
     raises(AttributeError, "stag", lambda: zero.stag)
@@ -56,14 +73,9 @@ def case_sections_of_a_configuration_are_objects() -> None:
         given = {"zero_optimization": {"stage": 1, **wrong}}
         for kind in (deepspeed.DeepSpeedConfigError, zerorun.ConfigError, AssertionError):
             raises(kind, f"/zero_optimization/{key}", start, 1, **given)
-    leaves = DeepSpeedZeroConfig(leaf_module={"classes": "Block"}).leaf_module
-    assert (leaves.classes, leaves.names) == (["Block"], [])
-    settings = config(2, fp16={"enabled": False}, prescale_gradients=True)
-    whole = deepspeed.DeepSpeedConfig(settings)
-    assert whole.zero_config.stage == 2
-    assert whole.float16_config.loss_scale_window == 1000
-    assert whole.prescale_gradients is True
-    assert whole.dump_state is False
+    whole = deepspeed.DeepSpeedConfig(config(2, fp16={"enabled": False}, prescale_gradients=True))
+    assert (whole.zero_config.stage, whole.float16_config.loss_scale_window) == (2, 1000)
+    assert (whole.prescale_gradients, whole.dump_state) == (True, False)
     raises(AttributeError, "no_such_thing", lambda: whole.no_such_thing)
 
 
@@ -71,7 +83,6 @@ def case_which_operators_and_versions_there_are() -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.git_version_info import torch_info, version
     from deepspeed.ops.op_builder import CPUAdamBuilder
-    from deepspeed.runtime.zero.config import DeepSpeedZeroOffloadParamConfig
     from deepspeed.utils.numa import parse_range_list
     from deepspeed.utils.torch import required_torch_version
 
@@ -86,7 +97,6 @@ def case_which_operators_and_versions_there_are() -> None:
     assert operators[CPUAdamBuilder.NAME]
     assert all(operators[name] for name in ("cpu_adagrad", "cpu_lion", "fused_adam"))
     assert not operators["transformer_inference"]
-    assert DeepSpeedZeroOffloadParamConfig.__name__ == "DeepSpeedZeroOffloadParamConfig"
     assert required_torch_version(min_version=2.0)
     assert not required_torch_version(max_version=1.9)
     assert parse_range_list("0,2-4") == [0, 2, 3, 4]
@@ -97,18 +107,14 @@ def case_which_operators_and_versions_there_are() -> None:
 
 
 def case_schedules_are_chosen_on_the_command_line() -> None:
-    from deepspeed.runtime import lr_schedules
-
     parser = lr_schedules.add_tuning_arguments(argparse.ArgumentParser())
     nothing = parser.parse_args([])
     assert lr_schedules.get_config_from_args(nothing)[0] is None
     chosen = parser.parse_args(["--lr_schedule", "WarmupLR", "--warmup_num_steps", "7"])
     section, error = lr_schedules.get_config_from_args(chosen)
     params = {"warmup_min_lr": 0, "warmup_max_lr": 0.001, "warmup_num_steps": 7}
-    assert (section, error) == (
-        {"type": "WarmupLR", "params": params | {"warmup_type": "log"}},
-        None,
-    )
+    assert section == {"type": "WarmupLR", "params": params | {"warmup_type": "log"}}
+    assert error is None
     assert lr_schedules.get_lr_from_config(section) == (0.001, "")
     for name in lr_schedules.VALID_LR_SCHEDULES:
         section, _ = lr_schedules.get_config_from_args(parser.parse_args(["--lr_schedule", name]))
@@ -118,36 +124,27 @@ def case_schedules_are_chosen_on_the_command_line() -> None:
         assert type(schedule).__name__ == name
 
 
-def case_readers_of_configurations() -> None:
-    from deepspeed.runtime import precision_config
-
-    assert precision_config.get_bfloat16_config({"bfloat16": {"enabled": True}}).enabled
-    assert not precision_config.get_float16_config({}).enabled
-    assert DeepSpeedZeroConfig().leaf_module.classes[0].endswith(".MixtralSparseMoeBlock")
-    assert DeepSpeedZeroConfig(leaf_module={"classes": "A"}).leaf_module.classes == ["A"]
-    older = DeepSpeedZeroConfig(stage3_gather_fp16_weights_on_model_save=True)
-    assert older.gather_16bit_weights_on_model_save
-
-
 def case_a_loss_scaler_is_always_current() -> None:
     engine, optimizer, *_ = start(1, **FP16)
     scaler = optimizer.loss_scaler
     assert optimizer.needs_scaler()
+    assert scaler.dynamic
+    assert (optimizer.dtype, optimizer.clip_grad) == (torch.float16, 1.0)
+    optimizer.set_lr(0.5)
+    assert engine.get_lr() == [optimizer.get_lr()] == [0.5]
     assert (scaler.cur_scale, scaler.scale_window, scaler.cur_iter) == (16, 2, 0)
     for step in range(3):
         engine.backward(loss_of(engine, part_of(batch_of(step))))
         gradients = optimizer.averaged_gradients
         assert all(g.dtype == torch.float32 for group in gradients.values() for g in group)
         engine.step()
-    assert (scaler.cur_scale, scaler.cur_iter) == (32, 3)
+    assert (scaler.loss_scale, scaler.cur_scale, scaler.cur_iter) == (32, 32, 3)
     _, other, *_ = start(1, **FP16)
     other.load_state_dict(optimizer.state_dict())
     assert other.loss_scaler.cur_scale == 32
     raises(NotImplementedError, "_get_ckpt_name", engine._get_ckpt_name, "folder", "tag")
     assert (engine.sparse_tensor_module_names, engine.moe_layers) == (set(), [])
-    assert engine.param_names[next(engine.module.parameters())] in dict(
-        engine.module.named_parameters()
-    )
+    assert engine.param_names[engine.module.embedding.weight] == "embedding.weight"
 
 
 def case_attributes_of_partitioned_parameters() -> None:
@@ -164,29 +161,88 @@ def case_attributes_of_partitioned_parameters() -> None:
     weight.partition(parameters)
     assert {p.numel() for p in parameters} == {0}
     assert not hasattr(torch.nn.Parameter(torch.ones(1)), "ds_secondary_tensor")
-    engine.destroy()
-    zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "zero_hpz_partition_size": 2}
-    if WORLD_SIZE == 2:
-        engine, *_ = start(3, zero_optimization=zero)
-        weight = engine.module.head.weight
-        raises(NotImplementedError, "GatheredParameters makes", lambda: weight.ds_secondary_tensor)
-        engine.destroy()
+    engine, *_ = start(3, zero_optimization={"stage": 3, "zero_hpz_partition_size": 2})
+    weight = engine.module.head.weight
+    raises(NotImplementedError, "GatheredParameters makes", lambda: weight.ds_secondary_tensor)
     groups.has_secondary_partitions = False
 
 
-def case_ranks_that_name_different_tags(folder: Path) -> None:
-    engine, *_ = start(1, checkpoint={"tag_validation": "FAIL"})
-
-    def save() -> None:
-        engine.save_checkpoint(folder, tag=f"tag{RANK}")
-
-    if WORLD_SIZE > 1:
-        raises(AssertionError, "checkpoint tags differ", save)
-    else:
-        save()
+SECTION = {"enabled": True, "max_train_batch_size": 100, "micro_batch_sizes": [4, 6]}
 
 
-def case_elasticity_beside_batch_sizes_is_its_own_error() -> None:
-    section = {"enabled": True, "max_train_batch_size": 4, "micro_batch_sizes": [1, 2]}
-    kind = deepspeed.elasticity.config.ElasticityError
-    raises(kind, "computes the batch", start, 1, train_batch_size=2, elasticity=section)
+def batches(world_size: int = 0, micro: bool = False, **section: object) -> tuple:
+    config = {"elasticity": SECTION | section}
+    return compute_elastic_config(config, "0.19.7", world_size, return_microbatch=micro)
+
+
+def case_batches_are_deepspeeds() -> None:
+    """What compute_elastic_config of DeepSpeed 0.19.7 returned; tests/config has many more."""
+    known = {"max_train_batch_size": 10000, "micro_batch_sizes": [8, 12, 16, 17], "version": 0.1}
+    known |= {"min_gpus": 32, "max_gpus": 1500}
+    batch, sizes = batches(**known)
+    assert (batch, len(sizes), sizes[0], sizes[-1]) == (9792, 23, 32, 1224)
+    assert batches(64, **known)[2] == 17
+    assert batches(7, version=0.2) == (84, [7], 6)
+    with mock.patch.dict(os.environ, WORLD_SIZE="7"):
+        assert batches(version=0.2) == (84, [7])
+        for larger, micro in ((True, 6), (False, 4)):
+            given = {"version": 0.2, "prefer_larger_batch": larger}
+            assert batches(micro=True, **given) == (84, [7], micro)
+    known = {"max_train_batch_size": 64, "micro_batch_sizes": [4, 8], "version": 0.2}
+    known |= {"min_gpus": 16, "max_gpus": 16, "num_gpus_per_node": 8}
+    with mock.patch.dict(os.environ, WORLD_SIZE="16"):
+        for divided, found in ((1, 4), (2, 8)):  # of 64 samples each of 16 ranks, of 8
+            batch, _, micro = batches(micro=True, model_parallel_size=divided, **known)
+            assert (batch, micro) == (64, found)
+
+
+def case_what_cannot_be_is_an_error() -> None:
+    raises(ElasticityIncompatibleWorldSize, "World size (7)", batches, 7, version=0.1)
+    raises(ElasticityConfigError, "version", batches, version=0.3)
+    text = "model_parallel_size"
+    raises(ElasticityConfigError, text, batches, version=0.1, model_parallel_size=2)
+    raises(ElasticityConfigError, "not enabled", batches, enabled=False)
+    raises(ElasticityConfigError, "section", compute_elastic_config, {}, "0.19.7")
+    raises(ElasticityError, "0.3.8", compute_elastic_config, {"elasticity": SECTION}, "0.3")
+    with mock.patch.dict(os.environ):
+        os.environ.pop("WORLD_SIZE")
+        raises(ElasticityConfigError, "WORLD_SIZE", batches, version=0.2)
+    config = ElasticityConfig(SECTION | {"min_time": 20})
+    assert (config.max_acceptable_batch_size, config.micro_batches) == (100, [4, 6])
+    assert (config.min_time, config.version) == (20, 0.2)
+    names = set(deepspeed.elasticity.config.__all__)
+    assert {"ElasticityConfig", "MIN_TIME", "compute_elastic_config"} <= names
+    assert not {"Any", "DeepSpeedConfigError", "logger", "placeholder"} & names
+    assert json.loads(repr(config)) == config.repr()
+    assert not elasticity_enabled({})
+
+
+def case_an_engine_has_the_batch_of_its_ranks() -> None:
+    section = SECTION | {"version": 0.1}
+    given = {"elasticity": section, "train_batch_size": 3}
+    model = torch.nn.Linear(2, 2)
+    refuses("/train_batch_size", initialize, model, config=given)
+    raises(ElasticityError, "computes the batch", begin, model=model, config=given)
+    section["ignore_non_elastic_batch_info"] = True
+    batch, _, micro = compute_elastic_config(given, "0.19.7", WORLD_SIZE)
+    for make_engine in (initialize, begin):
+        engine, *_ = make_engine(model=torch.nn.Linear(2, 2), config=given)
+        assert engine.batch.train_batch_size == batch
+        assert engine.batch.micro_batch_size == micro
+        assert engine.batch.accumulation_steps * micro * WORLD_SIZE == batch
+    assert deepspeed.DeepSpeedConfig(given).train_batch_size == batch
+    small = {"elasticity": section | {"min_gpus": 3}}
+    refuses(f"got {WORLD_SIZE}; nearest: 3", initialize, model, config=small)
+    raises(ElasticityIncompatibleWorldSize, "is not valid", begin, model=model, config=small)
+
+
+def case_a_scheduler_counts_by_the_same_section() -> None:
+    model, given = torch.nn.Linear(2, 2), {"elasticity": SECTION}
+    scheduled = {"DEEPSPEED_ELASTICITY_CONFIG": json.dumps(SECTION | {"micro_batch_sizes": [4]})}
+    with mock.patch.dict(os.environ, scheduled):
+        refuses("micro_batch_sizes is [4, 6]", initialize, model, config=given)
+        raises(ElasticityConfigError, "scheduler", ensure_immutable_elastic_config, SECTION)
+    with mock.patch.dict(os.environ, {"DEEPSPEED_ELASTICITY_CONFIG": json.dumps(SECTION)}):
+        ensure_immutable_elastic_config(SECTION)
+        engine, *_ = initialize(model, config=given)
+        engine.destroy()

@@ -7,12 +7,7 @@ from collections.abc import Callable
 import deepspeed
 import pytest
 import torch
-from deepspeed.utils import (
-    safe_get_full_grad,
-    safe_get_local_fp32_param,
-    safe_get_local_optimizer_state,
-    safe_set_full_grad,
-)
+from deepspeed import utils
 from torch import nn
 
 from cases.compat import begin, start
@@ -20,31 +15,31 @@ from cases.models import *
 
 
 def flat_of(optimizer: torch.optim.Optimizer, stage: int) -> list[torch.Tensor]:
-    names = {3: "fp32_partitioned_groups_flat"}
-    return getattr(optimizer, names.get(stage, "single_partition_of_fp32_groups"))
+    if stage == 3:
+        return optimizer.fp32_partitioned_groups_flat
+    return optimizer.single_partition_of_fp32_groups
 
 
 def case_masters_of_a_group_are_one_flat_tensor() -> None:
     total = sum(p.numel() for p in make().parameters())
-    for stage in (1, 2, 3):
-        for bf16 in (False, True):
-            engine, optimizer, *_ = start(stage, bf16={"enabled": bf16})
-            (flat,) = flat_of(optimizer, stage)
-            before = flat.clone()
-            parts = [safe_get_local_fp32_param(p) for p in engine.module.parameters()]
-            assert torch.equal(flat, torch.cat(parts))
-            assert flat.dtype == torch.float32
-            all_numels = mean(torch.tensor(float(flat.numel())), engine) * WORLD_SIZE
-            assert all_numels == total
-            train(engine, 1)
-            (again,) = flat_of(optimizer, stage)
-            assert again is flat  # programs compare, and look states up with it
-            assert flat.numel() == 0 or not torch.equal(before, flat)
-
-
-def case_flat_masters_refuse_what_would_not_reach_zeroruns() -> None:
-    _, optimizer, *_ = start(3)
-    (flat,) = flat_of(optimizer, 3)
+    for stage, bf16 in itertools.product((1, 2, 3), (False, True)):
+        engine, optimizer, *_ = start(stage, bf16={"enabled": bf16})
+        (flat,) = flat_of(optimizer, stage)
+        before = flat.clone()
+        parameters = list(engine.module.parameters())
+        assert_same(flat, torch.cat([utils.safe_get_local_fp32_param(p) for p in parameters]))
+        assert mean(torch.tensor(float(flat.numel())), engine) * WORLD_SIZE == total
+        assert optimizer.optimizer.state[flat] == {}
+        train(engine, 2)
+        (again,) = flat_of(optimizer, stage)
+        assert again is flat  # programs compare, and look states up with it
+        assert flat.numel() == 0 or not torch.equal(before, flat)
+        states = optimizer.optimizer.state[flat]
+        for name in ("exp_avg", "exp_avg_sq"):
+            parts = [utils.safe_get_local_optimizer_state(p, name) for p in parameters]
+            assert torch.equal(states[name], torch.cat(parts))
+        assert states["step"] == engine.global_steps == 2
+        assert all(optimizer.state[p]["step"] == 2 for p in parameters)
     value = flat.sum()
     for change in (
         flat.zero_,
@@ -57,88 +52,34 @@ def case_flat_masters_refuse_what_would_not_reach_zeroruns() -> None:
         raises(NotImplementedError, "safe_set_full_fp32_param", change)
     assert torch.equal(flat.sum(), value)
     assert (flat * 2).add_(1.0).shape == flat.shape  # what is computed from it is free
-
-
-def case_states_by_parameter_and_by_flat_masters() -> None:
-    for stage in (1, 3):
-        engine, optimizer, *_ = start(stage)
-        (flat,) = flat_of(optimizer, stage)
-        assert optimizer.optimizer.state[flat] == {}
-        train(engine, 2)
-        states = optimizer.optimizer.state[flat]
-        parameters = list(engine.module.parameters())
-        for name in ("exp_avg", "exp_avg_sq"):
-            parts = [safe_get_local_optimizer_state(p, name) for p in parameters]
-            assert torch.equal(states[name], torch.cat(parts))
-        assert states["step"] == engine.global_steps == 2
-        assert all(optimizer.state[p]["step"] == 2 for p in parameters)
-
-
-def case_groups_norm_and_what_is_not_there() -> None:
-    engine, optimizer, *_ = start(3)
-    parameters = list(engine.module.parameters())
     assert [list(map(id, group)) for group in optimizer.fp16_groups] == [list(map(id, parameters))]
-    train(engine, 1)
     assert optimizer._global_grad_norm == engine.get_global_grad_norm() > 0
     raises(AttributeError, "zerorun's optimizer", lambda: optimizer.reduce_bucket)
     assert not hasattr(optimizer, "train")  # of schedule-free optimizers
 
 
 def case_a_schedule_without_its_optimizer_is_deepspeeds_error() -> None:
-    from torch.optim.lr_scheduler import LambdaLR
-
     model = make()
-    schedule = LambdaLR(torch.optim.AdamW(model.parameters()), lambda epoch: 1.0)
-    settings = config(1, optimizer={"type": "AdamW"})
-    text = "give that optimizer too"
-    raises(AssertionError, text, begin, model=model, lr_scheduler=schedule, config=settings)
+    schedule = torch.optim.lr_scheduler.ConstantLR(adamw(model))
+    given = {"lr_scheduler": schedule, "config": config(1, optimizer={"type": "AdamW"})}
+    raises(AssertionError, "give that optimizer too", begin, model=model, **given)
 
 
 def case_skip_init_under_zero_init() -> None:
-    """torch.nn.utils.skip_init makes a module without memory, then gives it some."""
-
-    class Inner(torch.nn.Module):
-        def __init__(self, width: int, device: torch.device | None = None) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(width, width, device=device)
-
     with deepspeed.zero.Init():
-        module = torch.nn.utils.skip_init(Inner, 6)
-        module.linear.weight.data  # noqa: B018 - empty, and no error
-    assert module.linear.weight.numel() == 0
-    assert module.linear.weight.ds_shape == (6, 6)
-    assert module.linear.weight.ds_tensor.numel() == -(-36 // WORLD_SIZE)
-    with deepspeed.zero.GatheredParameters(module.linear.weight):
-        assert module.linear.weight.shape == (6, 6)
-    plain = torch.nn.utils.skip_init(torch.nn.Linear, 2, 2)
+        linear = nn.utils.skip_init(nn.Linear, 6, 6)
+        linear.weight.data  # noqa: B018 - empty, and no error
+    assert (linear.weight.numel(), linear.weight.ds_shape) == (0, (6, 6))
+    assert linear.weight.ds_tensor.numel() == -(-36 // WORLD_SIZE)
+    with deepspeed.zero.GatheredParameters(linear.weight):
+        assert linear.weight.shape == (6, 6)
+    plain = nn.utils.skip_init(nn.Linear, 2, 2)
     assert plain.weight.numel() == 4
 
 
-def case_scale_takes_the_argument_of_newer_deepspeeds() -> None:
-    engine, *_ = start(2)
-    loss = loss_of(engine, part_of(batch_of(0)))
-    assert torch.equal(engine.scale(loss, retain_graph=True), loss)
-    engine.backward(loss)
-    engine.step()
-
-
-def case_which_adam_the_configuration_made() -> None:
-    from deepspeed.ops.adam import FusedAdam
-
-    # The name AdamW stands for decoupled decay, whatever adam_w_mode says.
-    for name, mode in itertools.product(("Adam", "AdamW"), (True, False)):
-        params = {"lr": 1e-3, "adam_w_mode": mode}
-        _, optimizer, *_ = start(2, optimizer={"type": name, "params": params})
-        for each in (optimizer, optimizer.optimizer):
-            assert isinstance(each, FusedAdam)
-            assert each.adam_w_mode is (mode or name == "AdamW")
-
-
 def case_a_configuration_names_optimizers_and_schedules_of_torchs() -> None:
-    def make_rmsprop(model: torch.nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.5)
-
-    expected, _ = reference(make_rmsprop, steps=3)
+    kind = torch.optim.RMSprop
+    expected, _ = reference(lambda m: kind(m.parameters(), lr=1e-3, momentum=0.5), steps=3)
     section = {"type": "RMSprop", "params": {"lr": 1e-3, "momentum": 0.5, "alpha": "auto"}}
     schedule = {"type": "StepLR", "params": {"step_size": 3, "gamma": 0.5}}
     for stage in range(4):
@@ -147,51 +88,30 @@ def case_a_configuration_names_optimizers_and_schedules_of_torchs() -> None:
             model_parameters=model.parameters(),
             config=config(stage, optimizer=section, scheduler=schedule),
         )
-        assert isinstance(optimizer.optimizer, torch.optim.RMSprop)
+        assert isinstance(optimizer.optimizer, kind)
         assert isinstance(scheduler, torch.optim.lr_scheduler.StepLR)
-        assert engine.client_optimizer is None
-        assert engine.client_lr_scheduler is None
+        assert engine.client_optimizer is engine.client_lr_scheduler is None
         assert_close(train(engine, 3), expected)
         assert engine.get_lr() == [5e-4]
     wrong = config(1, optimizer={"type": "Optimizer"})
-    refuses("/optimizer/type", start_with, wrong)
-
-
-def start_with(settings: dict[str, object]) -> None:
-    begin(model=make(), config=settings)
+    refuses("/optimizer/type", begin, model=make(), config=wrong)
 
 
 Change = Callable[[nn.Module], object]
 
 
-def trained(change: Change, own: bool = False) -> tuple[nn.Module, list[float]]:
-    """A model after three steps in which the program changes gradients. `own`: it calls the loss's
-    own backward."""
-    norms = []
-    engine, *_ = start(0, gradient_clipping=0.0)
-    for step in range(3):
-        loss = loss_of(engine, part_of(batch_of(step)))
-        if own:
-            loss.backward()
-        else:
-            engine.backward(loss)
-        change(engine.module)
-        norms.append(norm_of(engine.module))
-        engine.step()
-        assert all(p.grad is None for p in engine.module.parameters())
-    return engine.module, norms
-
-
-def torch_alone(change: Change) -> tuple[nn.Module, list[float]]:
-    """The same with torch alone, on the whole batch."""
+def trained(change: Change, way: str) -> tuple[nn.Module, list[float]]:
+    """By torch alone; by an engine's backward, or the loss's own."""
     model, norms = make(), []
-    optimizer = adamw(model)
+    runner = adamw(model) if way == "torch" else start(0, model, gradient_clipping=0.0)[0]
     for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, batch_of(step)).backward()
+        loss = whole_loss(model, step) if way == "torch" else own_loss(runner, step)
+        runner.backward(loss) if way == "engine" else loss.backward()
         change(model)
         norms.append(norm_of(model))
-        optimizer.step()
+        runner.step()
+        assert way == "torch" or all(p.grad is None for p in model.parameters())
+        runner.zero_grad()
     return model, norms
 
 
@@ -209,10 +129,10 @@ def leave_out(model: nn.Module) -> None:
 
 
 def case_what_a_program_changes_in_grad_counts_in_the_step() -> None:
-    for own in (False, True):
+    for way in ("engine", "own"):
         for change in (lambda _: None, clip, replace, leave_out):
-            model, norms = trained(change, own)
-            expected, expected_norms = torch_alone(change)
+            model, norms = trained(change, way)
+            expected, expected_norms = trained(change, "torch")
             assert norms == pytest.approx(expected_norms, rel=1e-4)
             # Adam makes much of a rounding where a gradient is nearly zero.
             for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
@@ -239,19 +159,23 @@ def case_grad_and_the_functions_for_states_agree() -> None:
     engine, *_ = start(0)
     parameter = next(engine.module.parameters())
     backward(engine)
-    torch.testing.assert_close(parameter.grad, safe_get_full_grad(parameter))
-    safe_set_full_grad(parameter, torch.ones_like(parameter))
+    if RANK == 0:  # alone, to log it
+        assert parameter.grad is not None
+    torch.testing.assert_close(parameter.grad, utils.safe_get_full_grad(parameter))
+    utils.safe_set_full_grad(parameter, torch.ones_like(parameter))
     assert torch.equal(parameter.grad, torch.ones_like(parameter))
     parameter.grad.mul_(2)
-    assert torch.equal(safe_get_full_grad(parameter), torch.full_like(parameter, 2))
-    text = "was changed between two backward passes"
-    refuses(text, lambda: engine.backward(changed_loss(engine, parameter)))
-
-
-def changed_loss(engine: nn.Module, parameter: nn.Parameter) -> torch.Tensor:
-    loss = loss_of(engine, part_of(batch_of(0)))
+    assert torch.equal(utils.safe_get_full_grad(parameter), torch.full_like(parameter, 2))
+    loss = own_loss(engine, 0)
     parameter.grad = torch.zeros_like(parameter)
-    return loss
+    refuses("was changed between two backward passes", engine.backward, loss)
+    engine, *_ = start(0, fp16={"enabled": True, "initial_scale_power": 4})
+    parameter = next(engine.module.parameters())
+    engine.scale(own_loss(engine, 0), retain_graph=True).backward()
+    assert parameter.grad.dtype == torch.float16
+    unscaled = parameter.grad.float() / engine.loss_scale()
+    torch.testing.assert_close(unscaled, utils.safe_get_full_grad(parameter), rtol=2e-3, atol=1e-6)
+    engine.step()
 
 
 def case_a_gradient_without_a_backward_is_the_steps() -> None:
@@ -287,8 +211,7 @@ def case_stage_0_returns_the_optimizer_that_was_given() -> None:
         assert (type(optimizer) is torch.optim.AdamW) == (stage == 0)
         losses = []
         for step in range(3):
-            loss = loss_of(engine, part_of(batch_of(step)))
-            engine.backward(loss)
+            loss = backward(engine, step)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(mean(loss, engine))
@@ -297,35 +220,16 @@ def case_stage_0_returns_the_optimizer_that_was_given() -> None:
         assert optimizer.state[engine.module.head.weight]["step"] == 3
 
 
-def case_one_rank_alone_may_read_grad_after_a_backward_of_the_engine() -> None:
-    engine, *_ = start(0)
-    backward(engine)
-    if RANK == 0:  # to log it
-        assert all(p.grad is not None for p in engine.module.parameters())
-    engine.step()
-
-
-def case_grad_has_the_dtype_and_scale_of_fp16() -> None:
-    engine, *_ = start(0, fp16={"enabled": True, "initial_scale_power": 4})
-    parameter = next(engine.module.parameters())
-    backward(engine)
-    assert parameter.grad.dtype == torch.float16
-    unscaled = parameter.grad.float() / engine.loss_scale()
-    torch.testing.assert_close(unscaled, safe_get_full_grad(parameter), rtol=2e-3, atol=1e-6)
-    engine.step()
-
-
 def case_torchs_clipping_changes_nothing_from_stage_1_on() -> None:
     for stage in (1, 2, 3):
         engine, *_ = start(stage, gradient_clipping=0.0)
         backward(engine)
         weight = engine.module.head.weight
-        before = safe_get_full_grad(weight)
+        before = utils.safe_get_full_grad(weight)
         with pytest.warns(UserWarning, match="gradient_clipping in its configuration"):
             assert torch.nn.utils.clip_grad_norm_(engine.parameters(), 1e-3).item() == 0.0
-        with pytest.warns(UserWarning, match="clip_grad_value_ changes nothing"):
-            torch.nn.utils.clip_grad_value_(engine.parameters(), 1e-3)
-        if hasattr(torch.nn.utils, "clip_grads_with_norm_"):  # from 2.6 on
-            with pytest.warns(UserWarning, match="clip_grads_with_norm_ changes nothing"):
-                torch.nn.utils.clip_grads_with_norm_(engine.parameters(), 1e-3, torch.tensor(1.0))
-        assert torch.equal(safe_get_full_grad(weight), before)
+        for name, more in (("clip_grad_value_", ()), ("clip_grads_with_norm_", [torch.ones(())])):
+            if hasattr(torch.nn.utils, name):  # the second from 2.6 on
+                with pytest.warns(UserWarning, match=f"{name} changes nothing"):
+                    getattr(torch.nn.utils, name)(engine.parameters(), 1e-3, *more)
+        assert torch.equal(utils.safe_get_full_grad(weight), before)

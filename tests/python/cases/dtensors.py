@@ -9,71 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import zerorun
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-)
+from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, parallel
 
 from cases.models import *
 from cases.parts import adamw, config, train_whole, trainer
-
-WORDS, WIDTH, HIDDEN, HEADS, TOKENS, ROWS, STEPS = 32, 16, 24, 4, 6, 4, 5
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value, self.out = (
-            nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = [
-            layer(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        ]
-        found = F.scaled_dot_product_attention(*parts, is_causal=True)
-        return self.out(found.transpose(1, 2).flatten(2))
-
-
-class MLP(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(x)))
-
-
-class Block(nn.Module):
-    """A transformer's, with the layers around it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.first, self.second, self.last = (nn.LayerNorm(WIDTH) for _ in range(3))
-        self.attention, self.mlp = Attention(), MLP()
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.words(ids)
-        x = x + self.attention(self.first(x))
-        x = x + self.mlp(self.second(x))
-        return self.head(self.last(x))
 
 
 def meshes() -> Any:
@@ -81,58 +25,43 @@ def meshes() -> Any:
     return init_device_mesh("cpu", (WORLD_SIZE // 2, 2), mesh_dim_names=("dp", "tp"))
 
 
+def untied() -> nn.Module:
+    model = Model(width=16, depth=1)
+    model.head = nn.Linear(16, VOCABULARY, bias=False)
+    return model
+
+
 def divided(mesh: Any, seed: int = 0) -> nn.Module:
     """With tensor and sequence parallelism: norms are replicas whose gradients are addends."""
-    inner = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     plan = {
-        "words": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "first": SequenceParallel(),
-        "second": SequenceParallel(),
-        "last": SequenceParallel(),
-        "attention": inner,
-        "mlp": inner,
-        "attention.out": RowwiseParallel(output_layouts=Shard(1)),
-        "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
-        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        "embedding": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "blocks.*.norm": parallel.SequenceParallel(),
+        "blocks.*.up": parallel.ColwiseParallel(input_layouts=Shard(1)),
+        "blocks.*.down": parallel.RowwiseParallel(output_layouts=Shard(1)),
+        "head": parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
-    plan |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
-    return parallelize_module(make(Block, seed), mesh["tp"], plan)
-
-
-def data_of(step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(900 + step)
-    return torch.randint(0, WORDS, (ROWS, TOKENS + 1), generator=generator)
-
-
-def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-
-
-def whole_loss(model: nn.Module, step: int) -> torch.Tensor:
-    return loss_of(model, data_of(step))
+    return parallel.parallelize_module(make(untied, seed), mesh["tp"], plan)
 
 
 def own_loss(engine: nn.Module, step: int) -> torch.Tensor:
     ranks = engine.communicator
-    return loss_of(engine, data_of(step).chunk(ranks.world_size)[ranks.rank])
+    return loss_of(engine, batch_of(step).chunk(ranks.world_size)[ranks.rank])
 
 
-train = trainer(own_loss, STEPS)
+train = trainer(own_loss, 5)
 
 
 def start(mesh: Any, stage: int, seed: int = 0, private: bool = False) -> zerorun.ZeroEngine:
-    """`private`: full parameters come and go, as on GPUs."""
     model = divided(mesh, seed)
     keys = {"zerorun": {"comm_timeout": 30, "share_parameters": not private}}
     keys["zero_optimization"] = {"stage": stage, "stage3_param_persistence_threshold": 20}
     return initialize(model, adamw(model), config=config(1, stage, **keys), device_mesh=mesh)[0]
 
 
-def case_a_parallel_block_trains_like_the_whole_one() -> None:
+def case_a_parallel_model_trains_like_the_whole_one() -> None:
     mesh = meshes()
-    whole = make(Block)
-    expected = train_whole(whole, whole_loss, STEPS)
+    whole = make(untied)
+    expected = train_whole(whole, whole_loss, 5)
     for stage, private in ((0, False), (1, False), (2, False), (3, False), (3, True)):
         engine = start(mesh, stage, private=private)
         assert_close(train(engine), expected)
@@ -142,9 +71,9 @@ def case_a_parallel_block_trains_like_the_whole_one() -> None:
             if stage < 3:
                 assert torch.equal(engine.state_dict()[name].full_tensor(), full[name])
             torch.testing.assert_close(full[name], whole.state_dict()[name], rtol=1e-4, atol=1e-5)
-        weight = engine.module.mlp.up.weight
+        weight = engine.module.blocks[0].up.weight
         master = zerorun.zero.safe_get_full_fp32_param(weight)
-        assert torch.equal(master.full_tensor(), full["mlp.up.weight"])
+        assert torch.equal(master.full_tensor(), full["blocks.0.up.weight"])
         zerorun.zero.safe_set_full_fp32_param(weight, torch.zeros_like(master))
         with zerorun.zero.GatheredParameters(weight):
             assert weight.full_tensor().abs().max().item() == 0
@@ -156,8 +85,7 @@ def case_lamb_has_the_norms_of_whole_tensors() -> None:
     mesh = meshes()
     lamb = {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}}
     keys = {"optimizer": lamb, "gradient_clipping": 0.0}
-    whole, *_ = initialize(make(Block), config=config(1, 2, **keys))
-    expected = train(whole)
+    expected = train(initialize(make(untied), config=config(1, 2, **keys))[0])
     for stage in (1, 3):
         engine, *_ = initialize(divided(mesh), config=config(1, stage, **keys), device_mesh=mesh)
         assert_close(train(engine), expected)
@@ -168,30 +96,27 @@ def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
     engine = start(mesh, 2)
     train(engine, 2)
     engine.save_checkpoint(folder)
+    engine.save_16bit_model(folder)
+    if engine._ranks.job.rank == 0:
+        saved = torch.load(folder / "pytorch_model.bin")
+        assert saved["blocks.0.up.weight"].shape == (64, 16)
     expected = train(engine, 2, first=2)
     engine = start(mesh, 3, seed=3)
     engine.load_checkpoint(folder)
     assert train(engine, 2, first=2) == expected
-    refuses("under one name", get_model_state_dict, engine.module)
-    engine = start(mesh, 2, seed=3)
-    engine.load_checkpoint(folder)
-    engine.save_16bit_model(folder)
-    if engine._ranks.job.rank == 0:
-        saved = torch.load(folder / "pytorch_model.bin")
-        assert saved["mlp.up.weight"].shape == (HIDDEN, WIDTH)
+    refuses("under one name", state_dict.get_model_state_dict, engine.module)
 
 
 def case_state_dicts_of_torch_have_dtensors() -> None:
     engine = start(meshes(), 2)
     model = engine.module
-    state = {name: value.clone() for name, value in get_model_state_dict(model).items()}
-    expected = state["mlp.up.weight"].full_tensor()
+    state = {name: value.clone() for name, value in state_dict.get_model_state_dict(model).items()}
+    expected, weight = state["blocks.0.up.weight"].full_tensor(), model.blocks[0].up.weight
     train(engine, 1)
-    set_model_state_dict(model, state)
-    assert torch.equal(model.mlp.up.weight.full_tensor(), expected)
-    master = zerorun.zero.safe_get_full_fp32_param(model.mlp.up.weight)
-    assert torch.equal(master.full_tensor(), expected)
-    refuses("under one name", get_optimizer_state_dict, model, engine.optimizer)
+    state_dict.set_model_state_dict(model, state)
+    for found in (weight, zerorun.zero.safe_get_full_fp32_param(weight)):
+        assert torch.equal(found.full_tensor(), expected)
+    refuses("under one name", state_dict.get_optimizer_state_dict, model, engine.optimizer)
 
 
 def case_the_example_trains() -> None:
@@ -208,17 +133,16 @@ def case_the_example_trains() -> None:
 
 
 def case_models_of_fsdp_on_meshes() -> None:
-    """HSDP's is adopted with its mesh; one sharded over fewer ranks, or a part, is refused."""
     mesh = meshes()
-    whole = make(Block)
+    whole = make(untied)
     expected = train_whole(whole, whole_loss, 3)
     copies = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     for stage in (1, 3):
-        model = fully_shard(make(Block), mesh=copies)
-        given = config(1, stage)
-        engine = initialize(model, adamw(model), config=given, device_mesh=copies)[0]
+        model = fully_shard(make(untied), mesh=copies)
+        given = {"config": config(1, stage), "device_mesh": copies}
+        engine = initialize(model, adamw(model), **given)[0]
         assert_close(train(engine, 3), expected)
-    fewer = fully_shard(make(Block), mesh=mesh["tp"])
+    fewer = fully_shard(make(untied), mesh=mesh["tp"])
     refuses("give fully_shard (DistributedConfig) a mesh of all", shard, fewer, stage=3)
     part = fully_shard(divided(mesh), mesh=mesh["dp"])
     refuses("by fully_shard and by tensor parallelism", shard, part, stage=3, device_mesh=mesh)

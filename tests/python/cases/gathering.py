@@ -1,6 +1,5 @@
 """What becomes of changes within GatheredParameters, and of modules that are changed under Init."""
 
-import functools
 import time
 from unittest.mock import patch
 
@@ -21,7 +20,6 @@ from cases.zero import EMPTY, both_states
 
 
 def case_parameters_gather_lists_and_keep_changes_when_told_so() -> None:
-    """The methods that DeepSpeed gives to a parameter, called by the program."""
     for parameter, engine in both_states():
         others = [] if engine is None else list(engine.module.blocks[0].parameters())
         listed = [parameter, *others]
@@ -42,7 +40,6 @@ def case_parameters_gather_lists_and_keep_changes_when_told_so() -> None:
 
 
 def case_pytorch_works_within_a_gather_as_outside() -> None:
-    """Also where a tensor has no memory, as within vmap and while torch.compile reads code."""
     model, _ = started(config(3))
     copied = torch.compile(lambda x, y: x.clone().copy_(y), backend="eager", fullgraph=True)
     with GatheredParameters(model.head.weight, modifier_rank=0):
@@ -54,11 +51,10 @@ def case_pytorch_works_within_a_gather_as_outside() -> None:
 
 def case_only_parameters_are_gathered_and_none_is_none() -> None:
     model, _ = started(config(3))
-    gather = zerorun.zero.GatheredParameters
-    with gather(None), gather([model.head.weight, None], modifier_rank=0):
+    with GatheredParameters(None), GatheredParameters([model.head.weight, None], modifier_rank=0):
         assert model.head.weight.numel() > 0
     for module in (model.head, model.blocks):
-        refuses("module.parameters()", gather, module)
+        refuses("module.parameters()", GatheredParameters, module)
 
 
 def case_changes_without_a_modifier_end_with_the_block() -> None:
@@ -67,22 +63,22 @@ def case_changes_without_a_modifier_end_with_the_block() -> None:
         with GatheredParameters(parameter):
             before = parameter.detach().clone()
         for replace in (False, True):
+            merged = before + (RANK + 1)
             with GatheredParameters(parameter), torch.no_grad():
                 if replace:
-                    parameter.data = parameter + (RANK + 1)
+                    parameter.data = merged.clone()
                 else:
                     parameter += RANK + 1
                 world().barrier()
-                assert torch.equal(parameter.detach(), before + (RANK + 1))
+                assert torch.equal(parameter.detach(), merged)
                 if engine is not None:  # forward uses the merged values
-                    block = engine.module.blocks[0]
-                    hidden = block.up(torch.ones(1, 32, device=DEVICE))
-                    merged = torch.ones(1, 32, device=DEVICE) @ (before + (RANK + 1)).t()
-                    with GatheredParameters(block.up.bias):
-                        torch.testing.assert_close(hidden, merged + block.up.bias)
+                    up = engine.module.blocks[0].up
+                    hidden = up(torch.ones(1, 32, device=DEVICE))
+                    with GatheredParameters(up.bias):
+                        torch.testing.assert_close(hidden[0], merged.sum(1) + up.bias)
                 with GatheredParameters(parameter):
                     parameter.fill_(7.0)
-                assert torch.equal(parameter.detach(), before + (RANK + 1))
+                assert torch.equal(parameter.detach(), merged)
             with GatheredParameters(parameter):
                 assert torch.equal(parameter.detach(), before)
 
@@ -128,48 +124,35 @@ def case_a_step_while_parameters_are_held_is_an_error() -> None:
     assert engine.global_steps == 1
 
 
-def case_a_moving_average_of_empty_parameters_is_an_error() -> None:
-    with Init():
-        model = make()
-    average = AveragedModel(model)  # as empty as the model: nothing else would tell
-    refuses("AveragedModel: ", average.update_parameters, model)
-
-
 def case_a_moving_average_is_made_within_a_gather() -> None:
-    """Elsewhere torch's AveragedModel would average empty tensors."""
-    plain = make()
-    basic = adamw(plain)
-    expected = AveragedModel(plain)
     for under_init in (False, True):
+        plain = make()
+        basic, expected = adamw(plain), AveragedModel(plain)
         with Init(enabled=under_init):
             model = make()
+        if under_init:
+            empty = AveragedModel(model)  # as empty as the model: nothing else would tell
+            refuses("AveragedModel: ", empty.update_parameters, model)
         with GatheredParameters(model.parameters()):
             average = AveragedModel(model)
         engine, *_ = initialize(model, adamw(model), config=config(3))
         for step in range(3):
-            if not under_init:
-                torch_step(plain, basic, step)
-                expected.update_parameters(plain)
+            torch_step(plain, basic, step)
+            expected.update_parameters(plain)
             train(engine, 1, first=step)
             with GatheredParameters(model.parameters()):
                 average.update_parameters(model)
-        pairs = zip(average.parameters(), expected.parameters(), strict=True)
-        for found, wanted in pairs:
+        for found, wanted in zip(average.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-4)
 
 
-def case_the_inner_one_of_nested_inits_counts() -> None:
-    with Init(dtype=torch.bfloat16):
-        with Init(dtype=torch.float16):
-            inner = nn.Linear(4, 4)
-        outer = nn.Linear(4, 4)
-    assert (inner.weight.dtype, outer.weight.dtype) == (torch.float16, torch.bfloat16)
-
-
 def case_copies_under_init_are_whole() -> None:
-    with Init():
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
-        encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    with Init(dtype=torch.float16):
+        with Init():  # the inner one counts
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+            encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        outer = nn.Linear(4, 4)
+    assert (layer.linear1.weight.dtype, outer.weight.dtype) == (torch.float32, torch.float16)
     for name, parameter in encoder.named_parameters():
         original = layer.get_parameter(name.split(".", 2)[2])
         assert parameter.shape == EMPTY
@@ -211,40 +194,32 @@ def case_frozen_parameters_are_full_for_a_recomputation() -> None:
         assert not any(unit.available for unit in engine._shards.gather_hooks.units)
         engine.step()
     with GatheredParameters(model.parameters()):
-        for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        found, wanted = (list(each.parameters()) for each in (model, expected))
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def case_modules_with_few_elements_are_gathered_as_a_whole() -> None:
-    """A block has 8 + 8 + 72 + 72 elements in three layers and itself: 40 each."""
-    for threshold, leaves in ((0, []), (39, []), (40, ["blocks.0", "blocks.1"])):
-        zero = {"stage3_module_granularity_threshold": threshold}
-        settings = config(3, gradient_clipping=0.0)
-        settings["zero_optimization"] = settings["zero_optimization"] | zero
-        model, engine = started(settings, NamedBlocks)
+def case_leaf_modules_are_small_or_named_by_a_string() -> None:
+    """A block has 64 + 4,224 + 4,128 elements in three layers and itself: 2,104 each."""
+
+    def model_with_more() -> nn.Module:
+        model = Model()
+        model.unused = nn.Linear(32, 1024)  # so that the model as a whole is not fine-grained
+        return model
+
+    blocks = [f"blocks.{index}" for index in range(3)]
+    for key, value, leaves in (
+        ("stage3_module_granularity_threshold", 0, []),
+        ("stage3_module_granularity_threshold", 2103, []),
+        ("stage3_module_granularity_threshold", 2104, blocks),
+        ("leaf_module", {"classes": "Block"}, blocks),
+        ("leaf_module", {"names": "blocks.0"}, blocks[:1]),
+        ("leaf_module", {"name_suffixes": "ocks.0"}, blocks[:1]),
+    ):
+        settings = config(3)
+        settings["zero_optimization"] |= {key: value}
+        model, engine = started(settings, model_with_more)
         assert [name for name, module in model.named_modules() if is_leaf(module)] == leaves
-        engine.backward(engine(torch.ones(2, 8, device=DEVICE)))
-        engine.step()
-
-
-class NamedBlocks(Recomputed):
-    """The same with blocks that are no containers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.unused = nn.Linear(8, 64)  # so that the model as a whole is not fine-grained
-
-
-class Block(nn.Module):
-    """A block of three layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(self.norm(x)))
+        train(engine, 1)
 
 
 def case_sanity_checks_refuse_changes_that_would_be_lost() -> None:
@@ -252,28 +227,23 @@ def case_sanity_checks_refuse_changes_that_would_be_lost() -> None:
     settings["zero_optimization"]["enable_sanity_checks"] = True
     with Init(config=settings):
         model = make()
-    engine = None
-    for _ in range(2):  # under zero.Init, and of an engine
-        weight = model.blocks[0].up.weight
+    weight = model.blocks[0].up.weight
 
-        def change(weight: nn.Parameter = weight) -> None:
-            with GatheredParameters(model.blocks[0].parameters()):
-                if RANK == 0:  # all ranks raise
-                    weight.data.mul_(2)
+    def change() -> None:
+        with GatheredParameters(model.blocks[0].parameters()):
+            if RANK == 0:  # all ranks raise
+                weight.data.mul_(2)
 
-        def change_nothing(weight: nn.Parameter = weight) -> None:
-            with GatheredParameters(weight), torch.no_grad():
-                weight.mul_(1)
+    def change_nothing() -> None:
+        with GatheredParameters(weight), torch.no_grad():
+            weight.mul_(1)
 
+    for under_init in (True, False):  # then of an engine
         reading = GatheredParameters(weight)
         with reading:
             before = weight.detach().clone()
-
-        def leave(reading: GatheredParameters = reading) -> None:
-            with reading:
-                raise KeyError("left")
-
-        raises(KeyError, "left", leave)
+        with pytest.raises(KeyError), reading:
+            raise KeyError
         for changing in (change, change_nothing):
             raises(RuntimeError, "in-place modification of a parameter of shape", changing)
         with GatheredParameters(weight, modifier_rank=0):
@@ -281,8 +251,8 @@ def case_sanity_checks_refuse_changes_that_would_be_lost() -> None:
             weight.data.add_(1)
         with reading:  # once more
             assert torch.equal(weight, before + 1)
-        if engine is None:
-            engine, *_ = initialize(model, adamw(model), config=settings)
+        if under_init:
+            initialize(model, adamw(model), config=settings)
 
 
 def case_the_own_part_is_written_where_it_is_kept() -> None:
@@ -297,34 +267,18 @@ def case_the_own_part_is_written_where_it_is_kept() -> None:
             with GatheredParameters(parameter):
                 assert torch.equal(parameter, torch.full_like(parameter, 4.0 + late))
             own.data = torch.full_like(own, -1.0)
-        wrong = torch.zeros(own.numel() + 1)
-        with pytest.raises(zerorun.ConfigError, match="cannot be replaced"):
-            own.data = wrong
+        refuses("cannot be replaced", setattr, own, "data", torch.zeros(own.numel() + 1))
 
 
-def case_one_leaf_module_is_named_by_a_string() -> None:
-    for key, name in (("classes", "Block"), ("names", "blocks.0"), ("name_suffixes", "ocks.0")):
-        settings = config(3)
-        settings["zero_optimization"]["leaf_module"] = {key: name}
-        model, _ = started(settings)
-        assert is_leaf(model.blocks[0])
-
-
-class Regularised(nn.Module):
+class Regularised(Model):
     """Gathers what it regularises itself, as peft's AdaLoRA does."""
 
-    def __init__(self, inner: nn.Module, gather: bool) -> None:
-        super().__init__()
-        self.inner, self._gather = inner, gather
-
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.inner(tokens)
-        penalty = torch.zeros((), device=logits.device)
-        weights = (p for name, p in self.inner.named_parameters() if name.endswith("up.weight"))
-        for weight in weights:
-            with GatheredParameters(weight, fwd_module=self, enabled=self._gather):
-                product = weight.T @ weight
-            penalty = penalty + torch.norm(product - torch.eye(len(product), device=product.device))
+        logits, penalty = super().forward(tokens), 0.0
+        for block in self.blocks:
+            with GatheredParameters(block.up.weight, fwd_module=self):
+                product = block.up.weight.T @ block.up.weight
+            penalty += torch.norm(product - torch.eye(len(product), device=product.device))
         return logits, penalty
 
 
@@ -335,22 +289,15 @@ def case_parameters_gathered_for_the_module_that_is_running() -> None:
         target = tokens[:, 1:].flatten()
         return nn.functional.cross_entropy(logits.flatten(0, 1), target) + 0.01 * penalty
 
-    for inside in (False, True):  # another module around it
-
-        def wrapped(gather: bool, inside: bool = inside) -> nn.Module:
-            found = Regularised(make(), gather)
-            return nn.Sequential(found) if inside else found
-
-        plain = functools.partial(wrapped, gather=False)
-        expected, _ = reference(kind=plain, steps=3, loss_at=loss_with_penalty)
-        model, engine = started(config(3), functools.partial(wrapped, gather=True))
+    for kind in (Regularised, lambda: nn.Sequential(Regularised())):
+        expected, _ = reference(kind=kind, steps=3, loss_at=loss_with_penalty)
+        model, engine = started(config(3), kind)
         losses = train(engine, 3, loss_at=lambda _, step: loss_with_penalty(model, step))
         assert_close(losses, expected)
         assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
 def case_a_full_tensor_has_a_backward() -> None:
-    """And what autograd keeps of it needs no parameter."""
     tokens, begin_backward = batch_of(0), ModuleCall.begin_backward
 
     def penalized(model: nn.Module, full: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -360,22 +307,20 @@ def case_a_full_tensor_has_a_backward() -> None:
     plain = make().to(DEVICE)
     penalized(plain, torch.clone).backward()
     for stage in STAGES:
-        model, engine = started(bare_config() if stage == 3 else config(stage))
+        model, _ = started(bare_config() if stage == 3 else config(stage))
         penalized(model, zerorun.zero.full_tensor).backward()
-        pairs = zip(model.parameters(), plain.parameters(), strict=True)
-        for own, other in pairs:
+        for own, other in zip(model.parameters(), plain.parameters(), strict=True):
             assert stage < 3 or own.numel() == 0
             found = zerorun.zero.safe_get_full_grad(own)
             torch.testing.assert_close(found, other.grad, rtol=1e-4, atol=1e-6)
-        begun = []
+        begun = set()
         for _ in range(3):  # the graph of one step lives until the next one's is made
-            with patch.object(ModuleCall, "begin_backward", autospec=True) as begin:
-                begin.side_effect = begin_backward
+            watch = {"autospec": True, "side_effect": begin_backward}
+            with patch.object(ModuleCall, "begin_backward", **watch) as begin:
                 loss = penalized(model, zerorun.zero.full_tensor)
                 loss.backward()
-            begun.append(begin.call_count)
-        assert len(set(begun)) == 1
-        engine.destroy()
+            begun.add(begin.call_count)
+        assert len(begun) == 1
     refuses("expected a parameter", zerorun.zero.full_tensor, torch.ones(1))
     with zerorun.zero.Init(config_dict_or_path=config(3)):
         layer = nn.Linear(4, 4)

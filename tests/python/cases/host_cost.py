@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import zerorun
-from tied_model import Block, Model
+from tied_model import Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -38,8 +38,7 @@ def case_python_calls_of_a_micro_step() -> None:
 
 
 class Bypassed(Model):
-    """Calls what is in its blocks, and none of them; one part is recomputed, one has a list of its
-    own of its parameters, and containers are no modules that can be called."""
+    """Calls what is in its blocks, and none of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,17 +64,12 @@ def case_a_model_that_calls_the_modules_inside_of_its_units() -> None:
     expected, _ = reference(kind=Bypassed, steps=4)
     model, engine = started(config(3), Bypassed)
     assert "blocks.0.up" not in hooked(model)
-    losses = []
-    for step in range(4):
-        losses += train(engine, 1, first=step)
-        assert {"blocks.0.up", "pairs.1.norm"} <= hooked(model)
-        assert all(parameter.numel() == 0 for parameter in model.parameters())
-    assert_close(losses, expected)
+    assert_close(train(engine, 4), expected)
+    assert {"blocks.0.up", "pairs.1.norm"} <= hooked(model)
+    assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
 class Parts(nn.Module):
-    """Calls four modules of each block, and none of the blocks."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, 32)
@@ -115,50 +109,33 @@ def case_calls_of_parts_fill_one_block_at_a_time() -> None:
         assert_close(losses, expected)
 
 
-class Tied(nn.Module):
+class Tied(nn.Linear):
     """With a parameter of another unit."""
 
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.own = nn.Parameter(torch.randn(32, 32) * 0.1)
-        self.tied = embedding.weight
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x @ self.own) @ self.tied.t()
+        return super().forward(x) @ self.tied.t()
 
 
-class TiedBlock(nn.Module):
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.inner, self.up = Tied(embedding), nn.Linear(32, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(self.up(x))
-
-
-class TwoUnits(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.blocks = nn.ModuleList(TiedBlock(self.embedding) for _ in range(2))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.blocks[0](self.embedding(tokens))
+def two_units() -> nn.Module:
+    model = Model()
+    for block in model.blocks:
+        block.inner = Tied(32, 32)
+        block.inner.tied = model.embedding.weight
+    return model
 
 
 def case_a_part_with_parameters_of_two_units() -> None:
-    plain = make(TwoUnits).to(DEVICE)
+    plain = make(two_units).to(DEVICE)
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     for has_graph in (False, True):
-        model, engine = started(bare_config(), TwoUnits)
-        with torch.set_grad_enabled(has_graph):
-            for block in range(2):
+        model, engine = started(bare_config(), two_units)
+        for block in (0,) if has_graph else (0, 1):
+            with torch.set_grad_enabled(has_graph):
                 found, expected = (each.blocks[block].inner(x) for each in (model, plain))
-                torch.testing.assert_close(found, expected)
-                if has_graph:
-                    engine.backward(found.sum())
-                    engine.step()
-                    break
+            torch.testing.assert_close(found, expected)
+        if has_graph:
+            engine.backward(found.sum())
+            engine.step()
         assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
@@ -183,16 +160,9 @@ def case_a_part_within_gathered_parameters_has_its_backward_outside() -> None:
         engine.drop_batch()
 
 
-class Reader(nn.Module):
-    """Reads the embedding's weight within GatheredParameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.block = Block(32)
-
+class Reader(Tying):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.block(self.embedding(tokens))
+        x = self.body(self.embedding(tokens))
         with zerorun.zero.GatheredParameters([self.embedding.weight]):
             return x @ self.embedding.weight.t()
 
@@ -203,71 +173,57 @@ def case_a_read_within_gathered_parameters_has_its_backward_outside() -> None:
     assert_close(train(engine, 3), expected)
 
 
-class Generating(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(32, 32) * 0.1)
-
+class Generating(nn.Linear):
     def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
         for _ in range(2):
-            yield x @ self.weight
+            yield super().forward(x)
 
 
 class Summing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.parts, self.up = Generating(), nn.Linear(32, 32)
+        self.parts, self.up = Generating(32, 32), nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.up(sum(self.parts(x)))
 
 
-class Summed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Summing() for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.blocks[1](self.blocks[0](x))
-
-
 def case_a_generator_inside_of_a_unit_called_on_its_own() -> None:
-    plain, model = make(Summed).to(DEVICE), make(Summed)
-    engine, *_ = initialize(model, adamw(model), config=bare_config())
+    def kind() -> nn.Module:
+        return nn.Sequential(Summing(), Summing())
+
+    plain = make(kind).to(DEVICE)
+    model, engine = started(bare_config(), kind)
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     torch.testing.assert_close(engine(x), plain(x))
-    found, expected = (sum(each.blocks[0].parts(x)) for each in (model, plain))
+    found, expected = (sum(each[0].parts(x)) for each in (model, plain))
     torch.testing.assert_close(found, expected)
     engine.backward(found.sum())
     engine.step()
     assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
-def inner_loss(block: nn.Module, around: Callable[[], object]) -> torch.Tensor:
-    x = torch.arange(64.0, device=next(block.parameters()).device).view(2, 32) / 64
-    with torch.no_grad():
-        block.up(x)
-    with around():
-        out = block.down(torch.relu(block.up(x)))
-    return out.square().mean()  # whose backward is outside
-
-
 def case_an_inner_module_called_by_the_program() -> None:
-    expected, _ = reference(
-        steps=3, loss_at=lambda model, _: inner_loss(model.blocks[1], torch.enable_grad)
-    )
+    def inner_loss(model: nn.Module, around: Callable[[], object]) -> torch.Tensor:
+        block = model.blocks[1]
+        x = torch.arange(64.0, device=next(block.parameters()).device).view(2, 32) / 64
+        with torch.no_grad():
+            block.up(x)
+        with around():
+            out = block.down(torch.relu(block.up(x)))
+        return out.square().mean()  # whose backward is outside
+
+    expected, _ = reference(steps=3, loss_at=lambda m, _: inner_loss(m, torch.enable_grad))
     for gathered in (False, True):
         model, engine = started(config(3))
-        block = model.blocks[1]
-        assert block.up.weight.numel() == 0  # to look at it gathers nothing
+        assert model.blocks[1].up.weight.numel() == 0  # to look at it gathers nothing
 
         def around() -> object:
             return zerorun.zero.GatheredParameters(model.parameters() if gathered else [])
 
-        for step in range(3):
-            losses = train(engine, 1, loss_at=lambda *_: inner_loss(block, around))
-            assert_close(losses, expected[step : step + 1])
-            assert all(parameter.numel() == 0 for parameter in model.parameters())
+        losses = train(engine, 3, loss_at=lambda *_: inner_loss(model, around))
+        assert_close(losses, expected)
+        assert all(parameter.numel() == 0 for parameter in model.parameters())
         assert "blocks.1.up" in hooked(model)
 
 
@@ -281,21 +237,15 @@ def case_a_part_without_hooks_reads_anothers_parameter() -> None:
 
 
 def case_reads_within_a_unit_are_those_of_a_dictionary() -> None:
+    def is_plain(module: nn.Module) -> bool:
+        return type(module._parameters).__getitem__ is dict.__getitem__
+
     seen = []
-
-    class Seeing(Block):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            kind = type(self.up._parameters)
-            seen.append(kind.__getitem__ is dict.__getitem__)
-            return super().forward(x)
-
-    model = make()
-    model.blocks = nn.ModuleList(Seeing(32) for _ in range(2))
-    engine, *_ = initialize(model, adamw(model), config=config(3))
-    backward(engine)
-    engine.step()
-    assert seen == [True, True]
-    kind = type(model.blocks[0].up._parameters)
-    assert kind.__getitem__ is not dict.__getitem__
+    model, engine = started(config(3))
+    block = model.blocks[0]
+    block.norm.register_forward_pre_hook(lambda *_: seen.append(is_plain(block.up)))
+    train(engine, 1)
+    assert seen == [True]
+    assert not is_plain(block.up)
     engine.destroy()
-    assert type(model.blocks[0].up._parameters) is dict
+    assert type(block.up._parameters) is dict

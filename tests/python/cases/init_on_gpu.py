@@ -13,7 +13,7 @@ fake = fake_torch_cuda.installed()
 def case_zero_init_puts_its_parts_on_the_gpu() -> None:
     with zerorun.zero.Init():
         assert fake.made_current == [DEVICE]
-        model = make(Model)
+        model = make()
     assert {value.device for value in model.parameters()} == {DEVICE}
     assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
     engine, *_ = initialize(model, adamw(model), config=config(3))

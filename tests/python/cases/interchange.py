@@ -26,7 +26,6 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 
 
 def unpack(folder: Path, archive: str) -> list[Path]:
-    """The folders of an archive, which all ranks share."""
     if RANK == 0:
         folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(DATA / archive) as file:
@@ -35,14 +34,25 @@ def unpack(folder: Path, archive: str) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir())
 
 
-def engine_for(stage: int, dtype: str = "fp32", model: nn.Module | None = None, **keys: Any):
+def engine_for(
+    stage: int,
+    dtype: str = "fp32",
+    model: nn.Module | None = None,
+    own: Callable[..., torch.optim.Optimizer] | None = None,
+    **keys: Any,
+) -> zerorun.ZeroEngine:
+    """`own`: makes an optimizer in place of the configuration's."""
     model = make_model() if model is None else model
     for parameter in model.parameters():
         with torch.no_grad():
             parameter.mul_(0.5)  # other values than those that are loaded
     zero = {"stage3_param_persistence_threshold": 0}
     config = uneven_model.config_of(stage, dtype, WORLD_SIZE, **zero) | keys
-    return initialize(model, model_parameters=groups_of(model), config=config)[0]
+    groups = groups_of(model)
+    if own is None:
+        return initialize(model, model_parameters=groups, config=config)[0]
+    del config["optimizer"]
+    return initialize(model, own(groups), config=config)[0]
 
 
 def go_on(engine: zerorun.ZeroEngine) -> list[float]:
@@ -52,10 +62,10 @@ def go_on(engine: zerorun.ZeroEngine) -> list[float]:
     return train(engine, CONTINUED, SAVED_AFTER, own)
 
 
-def assert_as_there(losses: list[float], expected: list[float], dtype: str) -> None:
-    bound = 1e-6 if dtype == "fp32" else 1e-2
-    worst = max(abs(a - b) / b for a, b in zip(losses, expected, strict=True))
-    assert worst <= bound, f"{worst}: {losses} instead of {expected}"
+def goes_on_as_there(engine: zerorun.ZeroEngine, path: Path, dtype: str = "fp32") -> None:
+    record = json.loads((path / "losses.json").read_text())
+    assert_close(go_on(engine), record["losses"], 1e-6 if dtype == "fp32" else 1e-2)
+    assert engine._core.loss_scale == record.get("loss_scale", 1.0)
 
 
 def case_deepspeeds_checkpoints_go_on_as_there(folder: Path) -> None:
@@ -63,16 +73,13 @@ def case_deepspeeds_checkpoints_go_on_as_there(folder: Path) -> None:
     runs = unpack(folder, "deepspeed_checkpoints.tar.xz")
     assert len(runs) == 13
     for number, path in enumerate(runs):
-        record = json.loads((path / "losses.json").read_text())
         dtype = next((name for name in ("bf16", "fp16") if name in path.name), "fp32")
         engine = engine_for(number % 4, dtype)
-        loaded, client_state = engine.load_checkpoint(path)
-        assert loaded == str(path / "global_step3")
-        assert client_state == {"epoch": 4, "order": [3, 1, 2]}
+        client_state = {"epoch": 4, "order": [3, 1, 2]}
+        assert engine.load_checkpoint(path) == (str(path / "global_step3"), client_state)
         assert engine.global_steps == engine._core.step_count == SAVED_AFTER
         assert engine.module.calls.item() == SAVED_AFTER
-        assert_as_there(go_on(engine), record["losses"], dtype)
-        assert engine._core.loss_scale == record["loss_scale"]
+        goes_on_as_there(engine, path, dtype)
 
 
 class OwnAdamW(torch.optim.AdamW):
@@ -83,77 +90,47 @@ def case_torchs_own_optimizers_count_steps_as_there(folder: Path) -> None:
     """The file has one count for a group: it must not become that of several shards."""
     for path in unpack(folder, "deepspeed_checkpoints.tar.xz"):
         if "fp32" in path.name and "elastic" not in path.name:
-            model = make_model()
-            config = uneven_model.config_of(1, "fp32", WORLD_SIZE)
-            del config["optimizer"]
-            optimizer = OwnAdamW(groups_of(model), lr=1e-3)
-            engine = initialize(model, optimizer, config=config)[0]
+            engine = engine_for(1, own=functools.partial(OwnAdamW, lr=1e-3))
             engine.load_checkpoint(path)
-            expected = json.loads((path / "losses.json").read_text())["losses"]
-            assert_as_there(go_on(engine), expected, "fp32")
-            engine.destroy()
+            goes_on_as_there(engine, path)
 
 
 def case_parts_of_a_training_as_asked(folder: Path) -> None:
     path = unpack(folder, "deepspeed_checkpoints.tar.xz")[-1]
-    engine = engine_for(2)
+    engine, zero = engine_for(2), zerorun.zero
+    weight = engine.module.first.weight
     engine.load_checkpoint(path, load_module_only=True)
     assert engine.global_steps == engine._core.step_count == 0
-    masters = zerorun.zero.safe_get_full_fp32_param(engine.module.first.weight)
-    moments = zerorun.zero.safe_get_full_optimizer_state(engine.module.first.weight, "exp_avg")
-    assert not moments.any()
+    masters = zero.safe_get_full_fp32_param(weight)
+    assert not zero.safe_get_full_optimizer_state(weight, "exp_avg").any()
     rates = [group["lr"] for group in engine.optimizer.param_groups]
     engine.load_checkpoint(path, "global_step3", load_lr_scheduler_states=False)
     assert engine._core.step_count == SAVED_AFTER
     assert engine.lr_scheduler.last_batch_iteration < SAVED_AFTER - 1
     assert rates != [group["lr"] for group in engine.optimizer.param_groups]
-    assert torch.equal(masters, zerorun.zero.safe_get_full_fp32_param(engine.module.first.weight))
-    moments = zerorun.zero.safe_get_full_optimizer_state(engine.module.first.weight, "exp_avg")
-    assert moments.any()
-
-
-class Renamed(UnevenModel):
-    """Two differences from the model that was saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.secnd = self.second
-        del self.second
-        self.first = nn.Linear(7, 12)
+    assert torch.equal(masters, zero.safe_get_full_fp32_param(weight))
+    assert zero.safe_get_full_optimizer_state(weight, "exp_avg").any()
 
 
 def case_what_does_not_fit_is_told_at_once(folder: Path) -> None:
     path = next(p for p in unpack(folder, "deepspeed_checkpoints.tar.xz") if "stage3" in p.name)
-    refuses_to_load(
-        engine_for(3, model=Renamed()),
-        path,
-        "first.weight has shape (12, 7), in the checkpoint (11, 7)",
-        "the model has secnd.weight, the checkpoint not (which has second.weight)",
-        "the checkpoint has second.bias, the model not (which has secnd.bias)",
-    )
+    renamed = make_model()
+    renamed.secnd, renamed.first = renamed.second, nn.Linear(7, 12)
+    del renamed.second
+    shapes = "first.weight has shape (12, 7), in the checkpoint (11, 7)"
+    ours = "the model has secnd.weight, the checkpoint not (which has second.weight)"
+    theirs = "the checkpoint has second.bias, the model not (which has secnd.bias)"
+    refuses_to_load(engine_for(3, model=renamed), path, shapes, ours, theirs)
     engine = engine_for(1, optimizer={"type": "Lion", "params": {"lr": 1e-3}})
-    text = (
-        "has the optimizer states ['exp_avg', 'exp_avg_sq'], this engine's Lion keeps ['exp_avg']"
-    )
+    text = "optimizer states ['exp_avg', 'exp_avg_sq'], this engine's Lion keeps ['exp_avg']"
     refuses_to_load(engine, path, text)
     engine.load_checkpoint(path, load_optimizer_states=False)
-    engine.destroy()
-    model = make_model()
-    sgd = torch.optim.SGD(groups_of(model), lr=0.1, momentum=0.9)
-    config = uneven_model.config_of(2, "fp32", WORLD_SIZE)
-    del config["optimizer"], config["scheduler"]
-    engine = initialize(model, sgd, config=config)[0]
-    message = "optimizer has ['betas', 'eps'], this engine's SGD ['dampening', 'momentum', 'nest"
-    raises(zerorun.CheckpointError, message, engine.load_checkpoint, path)
-
-
-def poison(path: Path, made: Path) -> None:
-    content = torch.load(path, weights_only=False)
-    torch.save(content | {"epoch": Malicious(made)}, path)
+    engine = engine_for(2, own=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    text = "optimizer has ['betas', 'eps'], this engine's SGD ['dampening', 'momentum', 'nest"
+    refuses_to_load(engine, path, text)
 
 
 def forge(path: Path, *keys: Any, value: Any) -> None:
-    """Another value in a file of DeepSpeed's."""
     content = untrusted.read(str(path))
     content.get("optimizer_state_dict", {}).update(loss_scaler=None, param_slice_mappings=[])
     at = content
@@ -164,47 +141,38 @@ def forge(path: Path, *keys: Any, value: Any) -> None:
     path.with_suffix(".new").replace(path)
 
 
-def forgeries(tag: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
-    """Files that are intact, with values that no training has."""
-    model, states = (
-        tag / "mp_rank_00_model_states.pt",
-        tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt",
-    )
-    base = ("optimizer_state_dict", "base_optimizer_state")
-    group, moments = (*base, "param_groups", 0), (*base, "state", 0)
-    made = {
-        "step": ("is 'x', expected a whole number from 0 on", states, (*moments, "step"), "x"),
-        "other step": ("step 3, another rank's file has 2", states, (*moments, "step"), 2),
-        "rate": ("lr of parameter group 0 is -1,", states, (*group, "lr"), -1),
-        "betas": ("betas of parameter group 0 is '../x'", states, (*group, "betas"), "../x"),
-        "sparse": ("are not complete", states, (*moments, "exp_avg"), torch.eye(400).to_sparse()),
-        "steps": ("global_steps is -1, expected", model, ("global_steps",), -1),
-        "schedule": ("lr_scheduler is '1', expected", model, ("lr_scheduler",), "1"),
-        "position": (
-            "last_batch_iteration is [1], expected",
-            model,
-            ("lr_scheduler", "last_batch_iteration"),
-            [1],
-        ),
-        "another schedule": (
-            "has ['last_epoch'], this engine's LrScheduler keeps ['last_batch_iteration']",
-            model,
-            ("lr_scheduler",),
-            {"last_epoch": 3},
-        ),
-        "buffer": ("the buffer calls is not a tensor", model, ("module", "calls"), "x"),
-    }
-    return {
-        name: (message, functools.partial(forge, path, *keys, value=value))
-        for name, (message, path, keys, value) in made.items()
-    }
+STATES = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
+MODEL = "mp_rank_00_model_states.pt"
+GROUP = ("optimizer_state_dict", "base_optimizer_state", "param_groups", 0)
+MOMENTS = ("optimizer_state_dict", "base_optimizer_state", "state", 0)
+SCHEDULE = ("lr_scheduler", "last_batch_iteration")
+# In files that are intact, values that no training has: what the error says, and where they are.
+FORGED: dict[str, tuple[str, tuple[Any, ...], Any]] = {
+    "step": ("is 'x', expected a whole number from 0 on", (*MOMENTS, "step"), "x"),
+    "other step": ("step 3, another rank's file has 2", (*MOMENTS, "step"), 2),
+    "rate": ("lr of parameter group 0 is -1,", (*GROUP, "lr"), -1),
+    "betas": ("betas of parameter group 0 is '../x'", (*GROUP, "betas"), "../x"),
+    "sparse": ("are not complete", (*MOMENTS, "exp_avg"), torch.eye(400).to_sparse()),
+    "steps": ("global_steps is -1, expected", ("global_steps",), -1),
+    "schedule": ("lr_scheduler is '1', expected", ("lr_scheduler",), "1"),
+    "position": ("last_batch_iteration is [1], expected", SCHEDULE, [1]),
+    "another": ("keeps ['last_batch_iteration']", ("lr_scheduler",), {"last_epoch": 3}),
+    "buffer": ("the buffer calls is not a tensor", ("module", "calls"), "x"),
+}
 
 
 def damages(tag: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     """By name: what the error says, and the deed. `tag` is a checkpoint of stage 1 on 3 ranks."""
-    model, states = tag / "mp_rank_00_model_states.pt", "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
-    second = tag / states.format(1)
-    expert = tag / "layer_0_expert_1_mp_rank_00_model_states.pt"
+    model, second, latest = tag / MODEL, tag / STATES.format(1), tag.parent / "latest"
+
+    def poison() -> None:
+        content = torch.load(model, weights_only=False)
+        torch.save(content | {"epoch": Malicious(tag / "made")}, model)
+
+    def forgery(keys: tuple[Any, ...], value: Any) -> Callable[[], None]:
+        path = tag / STATES.format(0) if keys[0] == "optimizer_state_dict" else model
+        return functools.partial(forge, path, *keys, value=value)
+
     return {
         "flipped": (
             "damaged: the checksum of",
@@ -212,25 +180,22 @@ def damages(tag: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
         ),
         "short": (second.name, lambda: second.write_bytes(second.read_bytes()[:-500])),
         "missing": ("the optimizer states of ranks [1]", second.unlink),
-        "fewer": (
-            "2 files *_optim_states.pt, expected those of 3",
-            (tag / states.format(2)).unlink,
-        ),
+        "fewer": ("2 files *_optim_states.pt, expected", (tag / STATES.format(2)).unlink),
         "none": (
             "no file *_optim_states.pt is there",
             lambda: [path.unlink() for path in tag.glob("*_optim_states.pt")],
         ),
         "far": (
             "the optimizer states of ranks [3, 4, 5, 6, 7, 8, 9, 10] are missing",
-            lambda: shutil.copy(second, tag / states.format(10**11)),
+            lambda: shutil.copy(second, tag / STATES.format(10**11)),
         ),
-        "no text": ("can't decode byte", lambda: (tag.parent / "latest").write_bytes(b"\xff")),
-        "no model": ("neither mp_rank_00_model_states.pt", model.unlink),
-        "experts": ("experts (MoE) in files of their own", expert.touch),
+        "no text": ("can't decode byte", lambda: latest.write_bytes(b"\xff")),
+        "no model": (f"neither {MODEL}", model.unlink),
+        "experts": ("experts (MoE) in files", (tag / f"layer_0_expert_1_{MODEL}").touch),
         "text": (model.name, lambda: model.write_text("no pickle")),
-        "hostile": ("it names the class or function getattr", lambda: poison(model, tag / "made")),
-        "elsewhere": ("expected the name of", lambda: (tag.parent / "latest").write_text("../x")),
-        **forgeries(tag),
+        "hostile": ("it names the class or function getattr", poison),
+        "elsewhere": ("expected the name of", lambda: latest.write_text("../x")),
+        **{name: (text, forgery(keys, value)) for name, (text, keys, value) in FORGED.items()},
     }
 
 
@@ -254,19 +219,16 @@ def case_damaged_or_hostile_files_change_nothing(folder: Path) -> None:
 
 def case_fsdp2s_checkpoint_goes_on_as_there(folder: Path) -> None:
     (path,) = unpack(folder, "fsdp2_checkpoint.tar.xz")
-    record = json.loads((path / "losses.json").read_text())
+    scheduler = {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}}
     for stage in (1, 3):
-        engine = engine_for(
-            stage, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}}
-        )
+        engine = engine_for(stage, scheduler=scheduler)
         assert engine.load_checkpoint(path) == (str(path), {})
         engine.lr_scheduler = None  # there was none there
         assert engine._core.step_count == SAVED_AFTER
-        assert_as_there(go_on(engine), record["losses"], "fp32")
+        goes_on_as_there(engine, path)
 
 
 def case_metadata_that_leads_elsewhere_or_names_code_is_refused(folder: Path) -> None:
-    """To a whole tensor, though not to the one that it says; to other folders; to a function."""
     (path,) = unpack(folder, "fsdp2_checkpoint.tar.xz")
     engine, made = engine_for(2), folder / "made"
     moved, outside = (FileSystemReader(path).read_metadata() for _ in range(2))
@@ -289,30 +251,24 @@ def case_metadata_that_leads_elsewhere_or_names_code_is_refused(folder: Path) ->
 
 def case_weights_that_no_model_has_change_nothing(folder: Path) -> None:
     engine = engine_for(3)
-    hostile = {
-        "sparse": {"first.weight": torch.eye(3).to_sparse()},
-        "complex": {"first.weight": torch.zeros(11, 7, dtype=torch.complex64)},
-        "number": {7: torch.zeros(3)},
-    }
-    for name, wrong in hostile.items():
+    dense, number = "expected names with dense tensors", torch.zeros(11, 7, dtype=torch.complex64)
+    for name, wrong, message in (
+        ("sparse", {"first.weight": torch.eye(3).to_sparse()}, dense),
+        ("complex", {"first.weight": number}, "is torch.complex64, in this model torch.float32"),
+        ("number", {7: torch.zeros(3)}, dense),
+        ("loop", None, "expected a file, or a link to one"),
+    ):
         if RANK == 0:
             (folder / name).mkdir(parents=True)
-            torch.save(make_model().state_dict() | wrong, folder / name / "pytorch_model.bin")
+            if wrong:
+                torch.save(make_model().state_dict() | wrong, folder / name / "pytorch_model.bin")
+            else:
+                (folder / name / "model.safetensors").symlink_to("model.safetensors")
         engine.communicator.barrier()
-        message = "expected names with dense tensors"
-        if name == "complex":
-            message = "first.weight is torch.complex64, in this model torch.float32"
         refuses_to_load(engine, folder / name, message)
-    if RANK == 0:
-        (folder / "loop").mkdir()
-        (folder / "loop" / "model.safetensors").symlink_to("model.safetensors")
-    engine.communicator.barrier()
-    message = "expected a file, or a link to one"
-    refuses_to_load(engine, folder / "loop", message)
 
 
 def case_hugging_faces_files_go_into_engines(folder: Path) -> None:
-    """Of each kind, single and with an index, and without the name that a tie leaves out."""
     from zerorun.interchange.hugging_face import Weights
 
     run = next(p for p in unpack(folder, "deepspeed_checkpoints.tar.xz") if "stage3" in p.name)

@@ -1,8 +1,8 @@
 """Engines that end, that follow each other on one model, or that are used out of order."""
 
 import gc
+import itertools
 import os
-import warnings
 import weakref
 from pathlib import Path
 
@@ -20,68 +20,52 @@ def start(stage: int, model: nn.Module | None = None, **keys: object) -> zerorun
     return initialize(model, adamw(model), config=config(stage, **keys))[0]
 
 
-def dropped_later(stage: int, model: nn.Module, **keys: object) -> zerorun.ZeroEngine:
-    return zerorun.initialize(model, adamw(model), config=config(stage, **keys))[0]
-
-
-def values_of(model: nn.Module) -> list[torch.Tensor]:
-    """Full, of a model in whatever state."""
-    with GatheredParameters(model.parameters()):
-        return [parameter.detach().cpu().clone() for parameter in model.parameters()]
-
-
 def case_a_second_initialize_takes_over() -> None:
-    """As Lightning's fit, validate and fit again: with other engines on the same module."""
     expected, _ = reference(steps=3)
     for stage in STAGES:
         model = make()
         first = start(stage, model)
-        losses = train(first, 3)
-        assert_close(losses, expected)
-        trained = values_of(model)
+        assert_close(train(first, 3), expected)
+        values = first.full_state_dict(rank0_only=False)
         judge, *_ = initialize(model, config=config(stage))
-        assert_same(values_of(model), trained)
+        assert_same(judge.full_state_dict(rank0_only=False), values)
         with torch.no_grad():
-            before = mean(loss_of(judge, part_of(batch_of(3))), judge)
+            before = mean(own_loss(judge, 3), judge)
         refuses("another initialize", first, batch_of(0))
         refuses("destroyed", first.step)
         first.destroy()  # which has nothing left to do
         again = start(3 - stage if len(STAGES) > 1 else 3, model)
         assert abs(train(again, 1, first=3)[0] - before) < 1e-5
-        again.destroy()
 
 
-def case_a_dropped_engine_leaves_a_usable_model() -> None:
+def case_a_dropped_engine_leaves_a_usable_model_or_is_freed_with_it() -> None:
+    def dropped(model: nn.Module, share: bool) -> tuple[float, weakref.ref[Any]]:
+        """A loss that the engine has, and what is dropped."""
+        keys = {"zerorun": {"comm_timeout": 30, "share_parameters": share}}
+        engine = zerorun.initialize(model, adamw(model), config=config(stage, **keys))[0]
+        train(engine, 2)
+        return loss_of(model, batch_of(5)).item(), weakref.ref(engine._core)
+
     for stage in STAGES:
         model = make()
-        engine = dropped_later(stage, model)
-        train(engine, 2)
-        loss = loss_of(model, batch_of(5)).item()
-        del engine
+        expected, _ = dropped(model, not PRIVATE_MEMORY)
         gc.collect()
-        again = loss_of(model, batch_of(5))
-        assert again.item() == loss
-        again.backward()  # gradients are torch's
+        loss = loss_of(model, batch_of(5))
+        assert loss.item() == expected
+        loss.backward()  # gradients are torch's
         assert all(parameter.grad is not None for parameter in model.parameters())
         model.zero_grad()
-        engine = dropped_later(stage, model)
-        assert abs(loss_of(engine, batch_of(5)).item() - loss) < 1e-5
+        engine = start(stage, model)
+        assert abs(loss_of(engine, batch_of(5)).item() - loss.item()) < 1e-5
         train(engine, 1)
         engine.destroy()
-
-
-def case_an_engine_that_is_dropped_with_its_model_is_freed() -> None:
-    for stage in STAGES:
         for share in (True, False):
             model = make()
-            engine = dropped_later(
-                stage, model, zerorun={"comm_timeout": 30, "share_parameters": share}
-            )
-            train(engine, 2)
-            dropped = weakref.ref(model), weakref.ref(engine._core)
-            del model, engine
+            _, core = dropped(model, share)
+            freed = weakref.ref(model)
+            del model
             gc.collect()
-            assert [each() for each in dropped] == [None, None]
+            assert (freed(), core()) == (None, None)
 
 
 def case_an_initialize_that_fails_late_leaves_the_model_as_it_was() -> None:
@@ -108,33 +92,22 @@ def case_an_initialize_that_fails_late_leaves_the_model_as_it_was() -> None:
             assert_close(train(engine, 2), reference(steps=2)[0])
 
 
-class Interrupted(Model):
-    """Ctrl-C comes within the last block, wherever that was called from."""
-
-    interrupts = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[2].norm.register_forward_pre_hook(self._stop)
-
-    def _stop(self, *_: object) -> None:
-        if self.interrupts:
-            raise KeyboardInterrupt
-
-
 def case_an_interrupted_forward_leaves_the_hooks_in_order() -> None:
-    expected, _ = reference(kind=Interrupted, steps=4)
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    expected, _ = reference(steps=4)
     for stage in STAGES:
-        model = make(Interrupted)
+        model = make()
         engine = start(stage, model)
         losses = []
         for step in range(4):
-            model.interrupts = True
+            hook = model.blocks[2].norm.register_forward_pre_hook(interrupt)
             for call in (model, engine, model.blocks[2]) if step < 2 else ():
                 given = torch.ones(1, 32) if call is model.blocks[2] else batch_of(step)
                 with pytest.raises(KeyboardInterrupt):
                     call(given.to(engine.device))
-            model.interrupts = False
+            hook.remove()
             losses += train(engine, 1, first=step)
             assert stage < 3 or all(p.numel() == 0 for p in model.parameters())
         assert_close(losses, expected)
@@ -154,8 +127,7 @@ def case_a_step_without_a_backward_changes_nothing() -> None:
                     with pytest.warns(UserWarning, match="without a backward"):
                         engine.step()
                 assert engine._core.parameter_hash() == before
-                assert (engine.global_steps, engine.micro_steps) == (step, step)
-                assert engine._core.step_count == step
+                assert engine.global_steps == engine.micro_steps == engine._core.step_count == step
                 assert engine.skipped_steps == 0
                 assert not engine._micro_step_applied
                 train(engine, 1, first=step)
@@ -181,30 +153,21 @@ def case_a_rank_without_a_backward_counts_as_zeros() -> None:
 
 
 def case_parameters_that_are_frozen_later_stay_as_they_are() -> None:
-    """As with torch, which steps no parameter without a gradient; also after they are back."""
-    optimizers = (
-        adamw,
-        lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-2, weight_decay=0.1, momentum=0.9),
-    )
-    for make_optimizer in optimizers:
+    def decaying(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(model.parameters(), lr=1e-2, weight_decay=0.1, momentum=0.9)
+
+    for make_optimizer, stage in itertools.product((adamw, decaying), STAGES):
         plain = make()
         optimizer = make_optimizer(plain)
-        models = {stage: make() for stage in STAGES}
-        engines = {
-            stage: initialize(model, make_optimizer(model), config=config(stage))[0]
-            for stage, model in models.items()
-        }
+        model, engine = started(config(stage), optimizer=make_optimizer)
         for step in range(5):
-            for model in (plain, *models.values()):
-                model.blocks[0].requires_grad_(step not in {1, 2})
+            for each in (plain, model):
+                each.blocks[0].requires_grad_(step not in {1, 2})
             torch_step(plain, optimizer, step)
-            for engine in engines.values():
-                train(engine, 1, first=step)
+            train(engine, 1, first=step)
         # torch counts a parameter's own steps, and the core the engine's.
         tolerance = 2e-2 if make_optimizer is adamw else 1e-4
-        for stage, model in models.items():
-            assert_values(model, plain, rtol=tolerance, atol=tolerance)
-            engines[stage].destroy()
+        assert_values(model, plain, rtol=tolerance, atol=tolerance)
 
 
 class Projected(Model):
@@ -221,49 +184,27 @@ def case_values_that_forward_replaces_count() -> None:
     for stage in STAGES:
         settings = config(stage)
         settings["zero_optimization"]["stage3_param_persistence_threshold"] = 100
-        _, engine = started(settings, Projected)
-        assert_close(train(engine), losses)
-        engine.destroy()
+        assert_close(train(started(settings, Projected)[1]), losses)
     _, engine = started(config(3), Projected)  # where the parameter is empty after the call
     refuses("parameter blocks.1.norm.weight: its .data was replaced in a call", train, engine)
 
 
 def case_frozen_values_are_the_same_bits() -> None:
+    def kept(target: nn.Parameter) -> list[torch.Tensor]:
+        read = zerorun.zero.safe_get_full_optimizer_state
+        states = (read(target, name) for name in ("exp_avg", "exp_avg_sq"))
+        return [safe_get_full_fp32_param(target), *states]
+
     for stage in STAGES:
-        model = make()
-        engine = start(stage, model, bf16={"enabled": True})
+        model, engine = started(config(stage, **BF16))
         train(engine, 1)
         target = model.blocks[1].up.weight
         target.requires_grad_(False)
-        read = zerorun.zero.safe_get_full_optimizer_state
-        before = [safe_get_full_fp32_param(target)]
-        before += [read(target, name) for name in ("exp_avg", "exp_avg_sq")]
+        before = kept(target)
         train(engine, 2, first=1)
-        after = [safe_get_full_fp32_param(target)]
-        after += [read(target, name) for name in ("exp_avg", "exp_avg_sq")]
-        assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+        assert_same(kept(target), before)
         with GatheredParameters(target):
             assert torch.equal(target.detach(), before[0].bfloat16())
-
-
-def case_other_batch_sizes_with_the_losss_own_backward() -> None:
-    for stage in STAGES:
-        norms = []
-        for own in (True, False):
-            engine = start(stage)
-            engine.set_batch(
-                zerorun.config.BatchConfig(micro_batch_size=2 // WORLD_SIZE, accumulation_steps=2)
-            )
-            for half in part_of(batch_of(0)).chunk(2):
-                loss = loss_of(engine, half)
-                loss.backward() if own else engine.backward(loss)
-                engine.step()
-            assert engine.global_steps == 1
-            norms.append(engine.get_global_grad_norm())
-        plain = make()
-        loss_of(plain, batch_of(0)).backward()
-        norm = nn.utils.clip_grad_norm_(plain.parameters(), 1.0).item()
-        assert norms == pytest.approx([norm, norm], rel=1e-5)
 
 
 def case_a_destroyed_engine_says_so(folder: Path) -> None:
@@ -271,29 +212,25 @@ def case_a_destroyed_engine_says_so(folder: Path) -> None:
         engine = start(stage)
         train(engine, 1)
         engine.destroy()
-        calls = (
-            lambda: engine(batch_of(0)),
-            engine.step,
-            engine.zero_grad,
-            lambda: engine.backward(torch.ones(1, requires_grad=True)),
-            lambda: engine.save_checkpoint(folder),
-            lambda: engine.load_checkpoint(folder),
-        )
-        for call in calls:
-            with pytest.raises(zerorun.ConfigError, match="destroy"):
-                call()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert repr(engine)
+        loss = torch.ones(1, requires_grad=True)
+        for call, *given in (
+            (engine, batch_of(0)),
+            (engine.step,),
+            (engine.zero_grad,),
+            (engine.backward, loss),
+            (engine.save_checkpoint, folder),
+            (engine.load_checkpoint, folder),
+        ):
+            refuses("destroy", call, *given)
+        assert repr(engine)
 
 
 def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) -> None:
     tokens = part_of(batch_of(9))
     for stage, precise, make_optimizer in ((3, True, adamw), (1, False, adamw), (2, True, sgd)):
-        keys = {} if precise else {"bf16": {"enabled": True}}
+        keys = {} if precise else BF16
         path = folder / f"{stage}"
-        model = make()
-        trained, *_ = initialize(model, make_optimizer(model), config=config(stage, **keys))
+        _, trained = started(config(stage, **keys), optimizer=make_optimizer)
         train(trained, 2)
         trained.save_checkpoint(path, client_state={"epoch": 4})
         expected = loss_of(trained, tokens).item()
@@ -310,8 +247,7 @@ def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) ->
 
 
 def case_a_forked_process_cannot_gather() -> None:
-    """As a worker of a DataLoader, which would read the training's shared memory; also one that is
-    forked within a forward, and one that calls a part of a unit."""
+    """As a worker of a DataLoader, which would read the training's shared memory."""
     model, engine = started(config(3))
     first, second, _ = model.blocks
     hook = first.register_forward_pre_hook(lambda _, args: refused_in_a_fork(second, *args))

@@ -1,8 +1,9 @@
 """How a model's values come into an engine: the ranks' meeting, failures on the way, memory."""
 
 import contextlib
+import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -17,19 +18,12 @@ from zerorun.shards.parameters import Loading
 from cases.models import *
 
 
-class Silent(dist.ProcessGroup):
-    """A group of PyTorch's in which every collective is an error."""
-
-    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's
-        return "silent"
-
-
-def make_silent(_store: Any, rank: int, size: int, _timeout: Any) -> Silent:
-    return Silent(rank, size)
-
-
 def case_the_ranks_meet_without_a_collective_of_pytorchs_group() -> None:
     """Comes first. NCCL's would be made on GPU 0 of every rank that has not chosen one."""
+
+    def make_silent(_store: Any, rank: int, size: int, _timeout: Any) -> dist.ProcessGroup:
+        return dist.ProcessGroup(rank, size)  # in which every collective is an error
+
     dist.Backend.register_backend("silent", make_silent, devices=["cpu"])
     dist.init_process_group("silent")
     if WORLD_SIZE > 1:
@@ -61,8 +55,6 @@ def case_rank_zero_that_does_not_come_is_named() -> None:
 
 
 class Mixed(Model):
-    """Also what is frozen, transposed, and in the memory of another parameter."""
-
     def __init__(self) -> None:
         super().__init__()
         self.blocks[0].up.weight.requires_grad = False
@@ -75,54 +67,50 @@ class Mixed(Model):
 
 def case_values_are_rank_zeros_bit_by_bit() -> None:
     expected = [p.clone() for p in make(Mixed).parameters()]
-    for stage in STAGES:
-        for keys in ({}, BF16):
-            model, _ = started(config(stage, **keys), Mixed, seed=RANK)
-            for parameter, values in zip(model.parameters(), expected, strict=True):
-                full = zerorun.zero.safe_get_full_fp32_param(parameter)
-                trained = parameter.requires_grad
-                assert not trained or torch.equal(full.cpu(), values)
-                with zerorun.zero.GatheredParameters([parameter]):
-                    assert torch.equal(parameter.cpu(), values.to(parameter.dtype))
+    for stage, keys in itertools.product(STAGES, ({}, BF16)):
+        model, _ = started(config(stage, **keys), Mixed, seed=RANK)
+        for parameter, values in zip(model.parameters(), expected, strict=True):
+            full = zerorun.zero.safe_get_full_fp32_param(parameter)
+            assert not parameter.requires_grad or torch.equal(full.cpu(), values)
+            with zerorun.zero.GatheredParameters([parameter]):
+                assert torch.equal(parameter.cpu(), values.to(parameter.dtype))
 
 
 @contextlib.contextmanager
-def fails_at(number: int, kind: type[BaseException] = OSError) -> Iterator[None]:
-    """The `number`th parameter cannot be loaded."""
-    load, calls = Loading._load, []
+def fails_at(number: int) -> Iterator[None]:
+    """The load of that parameter, counted from 1."""
+    load, count = Loading._load, itertools.count(1)
 
     def counted(loading: Loading, parameter: nn.Parameter) -> None:
-        calls.append(parameter)
-        if len(calls) == number:
-            raise kind("injected")
+        if next(count) == number:
+            raise OSError("injected")
         load(loading, parameter)
 
-    with mock.patch.object(Loading, "_load", counted):
+    with mock.patch.object(Loading, "_load", counted), pytest.raises(OSError, match="injected"):
         yield
 
 
 def case_a_model_is_whole_after_a_load_that_failed_in_the_middle() -> None:
     loss = loss_of(make(), batch_of(0))
-    for stage in STAGES:
-        for keys, tolerance in (({}, 0.0), (BF16, 1e-2)):
-            for number in (1, 2, 6):
-                model = make()
-                with fails_at(number), pytest.raises(OSError, match="injected"):
-                    initialize(model, adamw(model), config=config(stage, **keys))
-                kinds = {(p.device.type, p.dtype) for p in model.parameters()}
-                assert kinds == {("cpu", torch.float32)}, (stage, number)
-                found = loss_of(model, batch_of(0))
-                assert abs(found - loss) <= tolerance * loss, (stage, keys, number)
-                engine, *_ = initialize(model, adamw(model), config=config(stage))
-                if not keys:
-                    assert_close(train(engine, 2), reference(steps=2)[0])
+    kinds = ({}, 0.0), (BF16, 1e-2)
+    for stage, (keys, tolerance), number in itertools.product(STAGES, kinds, (1, 2, 6)):
+        model = make()
+        with fails_at(number):
+            initialize(model, adamw(model), config=config(stage, **keys))
+        found = {(p.device.type, p.dtype) for p in model.parameters()}
+        assert found == {("cpu", torch.float32)}, (stage, number)
+        error = abs(loss_of(model, batch_of(0)) - loss)
+        assert error <= tolerance * loss, (stage, keys, number)
+        engine, *_ = initialize(model, adamw(model), config=config(stage))
+        if not keys:
+            assert_close(train(engine, 2), reference(steps=2)[0])
 
 
 def case_zero_inits_model_is_partitioned_after_a_load_that_failed() -> None:
     for number in (1, 2, 6):
         with zerorun.zero.Init():
             model = make()
-        with fails_at(number), pytest.raises(OSError, match="injected"):
+        with fails_at(number):
             initialize(model, adamw(model), config=config(3))
         assert all(p.numel() == 0 and hasattr(p, "ds_tensor") for p in model.parameters())
         with zerorun.zero.GatheredParameters(model.parameters()):
@@ -131,7 +119,6 @@ def case_zero_inits_model_is_partitioned_after_a_load_that_failed() -> None:
 
 
 def case_weights_are_made_contiguous_once() -> None:
-    """A copy per piece would be quadratic. What cannot be made so is an error on every rank."""
     contiguous = torch.Tensor.contiguous
     values = torch.arange(64.0).view(8, 8).t()
     for given, kind in ((values, None), (torch.eye(8).to_sparse(), RuntimeError)):
@@ -140,7 +127,7 @@ def case_weights_are_made_contiguous_once() -> None:
         weights = {"weight": given} if RANK == 0 else {}
         copied: list[torch.Size] = []
 
-        def counted(tensor: torch.Tensor, copied: list[torch.Size] = copied) -> torch.Tensor:
+        def counted(tensor: torch.Tensor) -> torch.Tensor:
             copied.extend([tensor.shape] * (not tensor.is_contiguous()))
             return contiguous(tensor)
 
@@ -165,7 +152,6 @@ class Memory(bytearray):
 
 
 def in_memory(model: nn.Module) -> list[weakref.ref[Memory]]:
-    """Moves the parameters into a Memory each."""
     memories = []
     with torch.no_grad():
         for parameter in model.parameters():
@@ -176,35 +162,25 @@ def in_memory(model: nn.Module) -> list[weakref.ref[Memory]]:
     return memories
 
 
-def with_initialize(model: nn.Module, stage: int) -> zerorun.ZeroEngine:
-    return initialize(model, adamw(model), config=config(stage, **BF16))[0]
-
-
-def with_shard(model: nn.Module, stage: int) -> zerorun.ZeroEngine:
-    return shard(model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16)
-
-
 def case_no_host_memory_for_a_value_twice() -> None:
     """When the next parameter is loaded, the memory of those before is gone."""
-    for make_engine in (with_initialize, with_shard):
-        for stage in STAGES:
-            model = make()
-            memories = in_memory(model)
-            there: list[int] = []
-            load = Loading._load
+    load = Loading._load
+    for start, stage in itertools.product((initialize, shard), STAGES):
+        model = make()
+        memories = in_memory(model)
+        there: list[int] = []
 
-            def counting(
-                loading: Loading,
-                parameter: nn.Parameter,
-                memories: list[weakref.ref[Memory]] = memories,
-                there: list[int] = there,
-                load: Callable[..., None] = load,
-            ) -> None:
-                there.append(sum(memory() is not None for memory in memories))
-                load(loading, parameter)
+        def alive() -> int:
+            return sum(memory() is not None for memory in memories)
 
-            with mock.patch.object(Loading, "_load", counting):
-                engine = make_engine(model, stage)
-            there.append(sum(memory() is not None for memory in memories))
-            assert there == list(range(len(memories), -1, -1)), (make_engine, stage, there)
-            engine.destroy()
+        def counting(loading: Loading, parameter: nn.Parameter) -> None:
+            there.append(alive())
+            load(loading, parameter)
+
+        options = {"stage": stage, "dtype": torch.bfloat16}
+        if start is initialize:
+            options = {"config": config(stage, **BF16)}
+        with mock.patch.object(Loading, "_load", counting):
+            start(model, optimizer=adamw(model), **options)
+        assert [*there, alive()] == list(range(len(memories), -1, -1)), (start, stage)
+        end_engines()

@@ -1,7 +1,8 @@
 """Memory of a (fake) GPU while a model comes into an engine."""
 
-import functools
 import gc
+import os
+import sys
 from typing import Any
 from unittest import mock
 
@@ -40,31 +41,16 @@ BUCKET = LARGEST // 2 + 2 * Large.WIDTH  # bytes of a unit in bf16
 SLACK = 1 << 16  # of what is not parameters
 
 
-def with_initialize(stage: int) -> Any:
-    model = make(Large)
-    return functools.partial(
-        zerorun.initialize, model, adamw(model), config=config(stage, bf16={"enabled": True})
-    )
-
-
-def with_shard(stage: int) -> Any:
-    model = make(Large)
-    return functools.partial(
-        zerorun.shard, model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16
-    )
-
-
 def now() -> int:
-    """Bytes that the engine and PyTorch have."""
     fake.take_peak()
     return fake.take_peak()
 
 
-def peak_of(start: Any, stage: int) -> tuple[int, int]:
-    """The most memory meanwhile, and what is held by the engine in the end."""
+def peak_of(start: Any, *given: Any, **options: Any) -> tuple[int, int]:
+    """The most memory of a call meanwhile, and what is held by the engine in the end."""
     gc.collect()
     before = now()
-    made = start()
+    made = start(*given, **options)
     peak = fake.take_peak() - before
     gc.collect()
     held = now() - before
@@ -73,46 +59,31 @@ def peak_of(start: Any, stage: int) -> tuple[int, int]:
     # What comes and goes with training is not there yet.
     states = sum(plan.values()) - plan.get("buckets", 0)
     engine.destroy()
-    assert states <= held <= sum(plan.values()) + SLACK, (stage, held, plan)
+    assert states <= held <= sum(plan.values()) + SLACK, (held, plan)
     return peak, held
 
 
-def case_the_peak_is_the_plan_and_the_largest_parameter() -> None:
-    for way in (with_initialize, with_shard):
-        for stage in STAGES:
-            peak, held = peak_of(way(stage), stage)
-            gathered = BUCKET if stage == 3 else 0  # views of a bucket are made in its memory
-            assert held <= peak <= held + max(LARGEST, gathered) + SLACK, (way, stage, peak, held)
-
-
-def case_deepspeeds_masters_are_rounded_so_16_bits_go_over() -> None:
-    for stage in STAGES:
-        model = make(Large)
-        start = functools.partial(
-            zerorun.initialize,
-            model,
-            adamw(model),
-            config=config(stage, bf16={"enabled": True}),
-            engine_class=Rounding,
-        )
-        peak, held = peak_of(start, stage)
-        assert peak <= held + BUCKET + SLACK, (stage, peak, held)
-
-
 class Rounding(zerorun.ZeroEngine):
+    """As DeepSpeed's, whose masters are rounded, so that 16 bits go over."""
+
     policy = Policy(round_masters=True)
 
 
-def case_a_model_on_the_meta_device_waits_in_host_memory() -> None:
+def case_the_peak_is_the_plan_and_the_largest_parameter() -> None:
     for stage in STAGES:
+        configured = {"config": config(stage, **BF16)}
+        keywords = {"stage": stage, "dtype": torch.bfloat16}
+        gathered = BUCKET if stage == 3 else 0  # views of a bucket are made in its memory
         with torch.device("meta"):
-            model = Large()
-        start = functools.partial(
-            zerorun.shard, model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16
-        )
-        peak, held = peak_of(start, stage)
-        # Values of zero.Init's kind are gathered before they move.
-        assert peak <= held + LARGEST + SLACK, (stage, peak, held)
+            unset = Large()
+        for start, model, options, most in (
+            (zerorun.initialize, make(Large), configured, max(LARGEST, gathered)),
+            (zerorun.shard, make(Large), keywords, max(LARGEST, gathered)),
+            (zerorun.shard, unset, keywords, LARGEST),  # waits in host memory
+            (zerorun.initialize, make(Large), configured | {"engine_class": Rounding}, BUCKET),
+        ):
+            peak, held = peak_of(start, model, optimizer=adamw(model), **options)
+            assert held <= peak <= held + most + SLACK, (start, options, peak, held)
 
 
 def case_a_model_that_is_on_the_gpu_goes_as_it_is_taken_over() -> None:
@@ -149,26 +120,22 @@ def case_no_memory_for_the_largest_parameter_leaves_the_model() -> None:
 
     class Refused(Loading):
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            def empty(*_: Any, **__: Any) -> torch.Tensor:
-                raise torch.OutOfMemoryError("no memory")
-
-            with mock.patch.object(torch, "empty", empty):
+            full = torch.OutOfMemoryError("no memory")
+            with mock.patch.object(torch, "empty", side_effect=full):
                 super().__init__(*arguments, **keywords)
 
     for stage in STAGES:
         model = make()
         model.register_buffer("constant", torch.ones(2))
         with mock.patch("zerorun.shards.shards.Loading", Refused):
-            start = functools.partial(initialize, model, adamw(model), config=config(stage))
-            raises(torch.OutOfMemoryError, "no memory", start)
+            given = (initialize, model, adamw(model))
+            raises(torch.OutOfMemoryError, "no memory", *given, config=config(stage))
         tensors = [*model.parameters(), model.constant]
         assert {tensor.device.type for tensor in tensors} == {"cpu"}
         assert torch.equal(loss_of(model, batch_of(0)), loss)
 
 
 class Deriving(nn.Parameter):
-    """Does more than to move."""
-
     moved = 0
 
     def to(self, *arguments: Any, **keywords: Any) -> Any:
@@ -195,7 +162,7 @@ def case_an_error_that_is_not_about_memory_is_not_hidden() -> None:
         for number in (1, 2, 3):
             calls: list[int] = []
 
-            def fails(bucket: int, calls=calls, number=number, kind=kind) -> int:
+            def fails(bucket: int) -> int:
                 calls.append(bucket)
                 if len(calls) == number:
                     raise kind("told")
@@ -211,26 +178,21 @@ def case_an_error_that_is_not_about_memory_is_not_hidden() -> None:
 
 
 def case_deepspeeds_group_is_bound_to_this_ranks_gpu() -> None:
-    import os
-    import sys
-
     site = os.path.join(os.path.dirname(zerorun.__file__), "compat", "site")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [site, *sys.path])
         import deepspeed.comm
+    made: list[Any] = []
     for version, bound in (("2.6.0", DEVICE), ("2.7.0", None), ("2.11.0+cu130", DEVICE)):
         fake.made_current.clear()
-        found: list[Any] = []
-
-        def make_group(*_: Any, found=found, **keywords: Any) -> None:
-            found.append((list(fake.made_current), keywords["device_id"]))
-
         with (
-            mock.patch.object(dist, "init_process_group", make_group),
+            mock.patch.object(dist, "init_process_group") as make_group,
             mock.patch.object(torch, "__version__", version),
         ):
+            make_group.side_effect = lambda *_, **__: made.append(list(fake.made_current))
             deepspeed.comm.init_distributed()
-        assert found == [([DEVICE], bound)]
+        assert make_group.call_args.kwargs["device_id"] == bound
+    assert made == [[DEVICE]] * 3
 
 
 def case_nothing_that_the_real_cuda_would_punish() -> None:

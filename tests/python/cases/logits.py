@@ -29,7 +29,6 @@ def inputs(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
 def whole(
     hidden: torch.Tensor, weight: Any, labels: torch.Tensor, z_loss: float = 0.0, **options: Any
 ) -> torch.Tensor:
-    """As PyTorch computes it, with all logits."""
     bias = options.pop("bias", None)
     logits = F.linear(hidden, weight, bias) if isinstance(weight, torch.Tensor) else weight(hidden)
     counted = labels != options.get("ignore_index", -100)
@@ -81,35 +80,33 @@ def case_scaled_gradients_are_exact_in_fp16() -> None:
     weight = 0.1 * torch.randn(8000, WIDTH, generator=generator)
     labels = torch.randint(0, 8000, (512,), generator=generator)
     scale = 2.0**14
-    found, expected = (
-        torch.autograd.grad(scale * loss, inputs)
-        for inputs in ([t.half().requires_grad_() for t in (hidden, weight)],)
-        for loss in (
-            linear_cross_entropy(*inputs, labels, chunk=100),
-            F.cross_entropy(F.linear(*(t.double() for t in inputs)), labels),
-        )
-    )
+    given = [tensor.half().requires_grad_() for tensor in (hidden, weight)]
+    loss = linear_cross_entropy(*given, labels, chunk=100)
+    exact_loss = F.cross_entropy(F.linear(*(tensor.double() for tensor in given)), labels)
+    found, expected = (torch.autograd.grad(scale * each, given) for each in (loss, exact_loss))
     for own, exact in zip(found, expected, strict=True):
         assert (own.double() - exact.double()).norm() <= 2e-3 * exact.double().norm()
 
 
-class Products(TorchDispatchMode):
-    """Counts products of matrices."""
-
-    count = 0
+class Watch(TorchDispatchMode):
+    products = largest = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        self.count += function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
-        return function(*args, **(kwargs or {}))
+        self.products += function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        made = function(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(each, torch.Tensor):
+                self.largest = max(self.largest, each.numel())
+        return made
 
 
 def case_gradients_are_made_where_they_are_asked_for_and_go_with_the_graph() -> None:
     hidden, weight, _, labels = inputs()
-    with torch.no_grad(), Products() as products:
+    with torch.no_grad(), Watch() as watch:
         linear_cross_entropy(hidden, weight, labels)
-    assert products.count == 1
+    assert watch.products == 1
     loss = linear_cross_entropy(hidden, weight, labels)
     loss.backward()
     raises(RuntimeError, "backward through the graph a second time", loss.backward)
@@ -117,87 +114,60 @@ def case_gradients_are_made_where_they_are_asked_for_and_go_with_the_graph() -> 
 
 def case_no_labels_and_labels_of_other_ranks() -> None:
     hidden, weight, _, labels = inputs()
-    empty = torch.full_like(labels, 7)
-    loss = linear_cross_entropy(hidden, weight, empty, ignore_index=7)
+    loss = linear_cross_entropy(hidden, weight, torch.full_like(labels, 7), ignore_index=7)
     loss.backward()
-    assert loss == 0
-    assert not weight.grad.any()
-    loss = linear_cross_entropy(hidden[:0], weight, labels[:0])
-    assert loss == 0
+    assert (loss, weight.grad.any()) == (0, False)
+    assert linear_cross_entropy(hidden[:0], weight, labels[:0]) == 0
     three = linear_cross_entropy(hidden[None, None], weight, labels[None, None])
     torch.testing.assert_close(three, linear_cross_entropy(hidden, weight, labels))
 
 
-class Largest(TorchDispatchMode):
-    """The elements of the largest tensor that is made."""
-
-    most = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for each in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(each, torch.Tensor):
-                self.most = max(self.most, each.numel())
-        return made
-
-
 def case_there_are_never_more_logits_than_a_chunk_has() -> None:
     hidden, weight, _, labels = inputs()
-    with Largest() as largest:
-        linear_cross_entropy(hidden, weight, labels, chunk=4).backward()
-    assert largest.most == WORDS * WIDTH  # the weight's gradient
-    with Largest() as largest:
-        linear_cross_entropy(hidden, weight, labels).backward()
-    assert largest.most == WORDS * TOKENS
+    # With small chunks the weight's gradient is the largest.
+    for options, most in (({"chunk": 4}, WORDS * WIDTH), ({}, WORDS * TOKENS)):
+        with Watch() as watch:
+            linear_cross_entropy(hidden, weight, labels, **options).backward()
+        assert watch.largest == most
 
 
-class Body(nn.Module):
-    """A model whose head is used by its loss alone."""
+class Body(Model):
+    """Its head is used by the loss alone."""
 
-    def __init__(self, tied: bool) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=not tied)
-        if tied:
-            self.head.weight = self.embedding.weight
+    in_pieces = True
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.body(self.embedding(tokens[:, :-1]))
+        hidden = self.embedding(tokens[:, :-1])
+        for block in self.blocks:
+            hidden = block(hidden)
         if self.in_pieces:
             return linear_cross_entropy(hidden, self.head, tokens[:, 1:], chunk=5)
         return F.cross_entropy(self.head(hidden).flatten(0, 1), tokens[:, 1:].flatten())
 
-    in_pieces = True
 
-
-class Tied(Body):
-    def __init__(self) -> None:
-        super().__init__(tied=True)
-
-
-class Untied(Body):
-    def __init__(self) -> None:
-        super().__init__(tied=False)
+def body(tied: bool = False) -> nn.Module:
+    model = Body()
+    if not tied:
+        model.head = nn.Linear(32, VOCABULARY)
+    return model
 
 
 def case_a_model_trains_with_it_at_every_stage() -> None:
-    for kind in (Tied, Untied):
+    def loss_at(model: nn.Module, step: int) -> torch.Tensor:
+        tokens = batch_of(step)
+        return model(tokens if isinstance(model, Body) else part_of(tokens))
+
+    for tied in (True, False):
         Body.in_pieces = False
-        expected, _ = reference(
-            kind=kind, steps=4, loss_at=lambda model, step: model(batch_of(step))
-        )
+        expected, _ = reference(kind=lambda: body(tied), steps=4, loss_at=loss_at)
         Body.in_pieces = True
         for stage in STAGES:
-            _, engine = started(config(stage), kind)
-            losses = train(engine, 4, loss_at=lambda each, step: each(part_of(batch_of(step))))
-            assert_close(losses, expected)
+            _, engine = started(config(stage), lambda: body(tied))
+            assert_close(train(engine, 4, loss_at=loss_at), expected)
 
 
 def case_the_head_is_gathered_once_however_many_tokens_a_rank_has() -> None:
-    model = make(Untied)
+    model = make(body)
     engine = shard(model, stage=3, optimizer=adamw(model), units=nn.Linear)
     found: list[str] = []
     for unit in engine._shards.gather_hooks.units:
@@ -226,10 +196,10 @@ def case_heads_with_adapters() -> None:
         head.base_layer.requires_grad_(not is_frozen)
         tensors = [hidden, *(p for p in head.parameters() if p.requires_grad)]
         expected = whole(hidden, head, labels)
-        with Largest() as largest:
+        with Watch() as watch:
             found = linear_cross_entropy(hidden, head, labels, chunk=4)
             found_gradients = gradients(found, tensors)
-        assert largest.most == WORDS * WIDTH
+        assert watch.largest == WORDS * WIDTH
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(found_gradients, gradients(expected, tensors))
     config_ = peft.LoraConfig(r=4, target_modules=["head"], use_dora=True)
@@ -240,41 +210,36 @@ def case_heads_with_adapters() -> None:
 
 def case_wrong_arguments() -> None:
     hidden, weight, _, labels = inputs()
-
-    def refused(text: str, *given: Any, **options: Any) -> None:
-        refuses(f"linear_cross_entropy: {text}", linear_cross_entropy, *given, **options)
-
-    for chunk in (0, -1, 2.0, True, None):
-        refused(f"chunk: got {chunk!r}, expected a number of", hidden, weight, labels, chunk=chunk)
-    refused("reduction: got 'none'", hidden, weight, labels, reduction="none")
-    refused("label_smoothing: got 2", hidden, weight, labels, label_smoothing=2)
-    refused("labels: got '[36] of torch.int64', expected [37]", hidden, weight, labels[1:])
-    refused("labels: got '[37] of torch.float64'", hidden, weight, labels.double())
-    refused("hidden: got '[37, 16] of torch.int64'", hidden.long(), weight, labels)
-    refused("hidden: got [37, 15], expected [..., 16]", hidden[:, 1:], weight, labels)
-    refused("weight: got 'Conv1d', expected", hidden, nn.Conv1d(1, 1, 1), labels)
-    for wrong in ("a", None):
-        refused(f"weight: got '{type(wrong).__name__}', expected", hidden, wrong, labels)
-    for wrong in (weight[0], weight[None], weight.long()):
-        refused("weight: got '[", hidden, wrong, labels)
-    refused("hidden: got 'list', expected a tensor", [1.0], weight, labels)
-    refused("labels: got 'list', expected a tensor", hidden, weight, [1])
-    for dtype in (torch.bool, torch.uint8):  # torch.gather takes neither
-        refused(f"labels: got '[37] of {dtype}'", hidden, weight, labels.to(dtype))
-    words = len(weight)
-    for word in (words, -5):
-        text = f"labels: got {word}, expected words from 0 to {words - 1}"
-        refused(text, hidden, weight, torch.where(labels == labels[0], word, labels))
-    refused("bias: got '[3] of", hidden, weight, labels, bias=torch.ones(3))
-    refused("bias: got 'str'", hidden, weight, labels, bias="a")
-    integers = torch.ones(weight.shape[0], dtype=torch.int64)
-    refused("bias: got '[50] of torch.int64'", hidden, weight, labels, bias=integers)
-    refused("weight: got [0, ", hidden, weight[:0], labels)
-    refused("ignore_index: got None", hidden, weight, labels, ignore_index=None)
-    refused("ignore_index: got 1", hidden, weight, labels, ignore_index=10**30)
-    for wrong in ("a", True, math.nan, -1):
-        for name in ("label_smoothing", "z_loss"):
-            refused(f"{name}: got {wrong!r}", hidden, weight, labels, **{name: wrong})
+    right = {"hidden": hidden, "weight": weight, "labels": labels}
+    ignored = labels == -100
+    for name, value, got in (
+        *(("chunk", value, f"{value}, expected a number of") for value in (0, -1, 2.0, True, None)),
+        ("reduction", "none", "'none'"),
+        ("label_smoothing", 2, "2"),
+        *(("label_smoothing", value, repr(value)) for value in ("a", True, math.nan, -1)),
+        *(("z_loss", value, repr(value)) for value in ("a", True, math.nan, -1)),
+        ("ignore_index", None, "None"),
+        ("ignore_index", 10**30, "1"),
+        ("labels", [1], "'list', expected a tensor"),
+        ("labels", labels[1:], "'[36] of torch.int64', expected [37]"),
+        ("labels", labels.double(), "'[37] of torch.float64'"),
+        ("labels", labels.bool(), "'[37] of torch.bool'"),  # torch.gather takes neither
+        ("labels", labels.byte(), "'[37] of torch.uint8'"),
+        ("labels", labels.masked_fill(ignored, WORDS), f"{WORDS}, expected words from 0 to"),
+        ("labels", labels.masked_fill(ignored, -5), "-5, expected words from 0 to"),
+        ("hidden", [1.0], "'list', expected a tensor"),
+        ("hidden", hidden.long(), "'[37, 16] of torch.int64'"),
+        ("hidden", hidden[:, 1:], "[37, 15], expected [..., 16]"),
+        ("weight", nn.Conv1d(1, 1, 1), "'Conv1d', expected"),
+        ("weight", None, "'NoneType', expected"),
+        *(("weight", wrong, "'[") for wrong in (weight[0], weight[None], weight.long())),
+        ("weight", weight[:0], "[0, "),
+        ("bias", torch.ones(3), "'[3] of"),
+        ("bias", "a", "'str'"),
+        ("bias", torch.ones(WORDS, dtype=torch.int64), "'[50] of torch.int64'"),
+    ):
+        text = f"linear_cross_entropy: {name}: got {got}"
+        refuses(text, linear_cross_entropy, **right | {name: value})
 
 
 def case_chunked_cross_entropy_is_that_of_all_logits() -> None:
@@ -283,8 +248,8 @@ def case_chunked_cross_entropy_is_that_of_all_logits() -> None:
     hidden, weight, _, labels = inputs(torch.float32)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
         for reduction in ("none", "sum", "mean"):
-            found, wanted = ((hidden @ weight.T * 4).detach().to(dtype) for _ in range(2))
-            found.requires_grad_(), wanted.requires_grad_()
+            values = (hidden @ weight.T * 4).detach().to(dtype)
+            found, wanted = (values.clone().requires_grad_() for _ in range(2))
             loss = chunked.chunked_cross_entropy(found, labels, reduction=reduction, block_rows=5)
             expected = F.cross_entropy(wanted.float(), labels, reduction=reduction)
             torch.testing.assert_close(loss, expected)
@@ -294,7 +259,6 @@ def case_chunked_cross_entropy_is_that_of_all_logits() -> None:
     logits = (hidden @ weight.T).detach()
     next_ones = chunked.ChunkedCausalLMLoss()(logits[None], labels[None], WORDS)
     torch.testing.assert_close(next_ones, F.cross_entropy(logits[:-1], labels[1:]))
-    with pytest.raises(RuntimeError, match="needs CUDA logits and Triton"):
-        chunked.chunked_cross_entropy(logits, labels, backend="triton")
-    with pytest.raises(ValueError, match="block_rows"):
-        chunked.ChunkedCausalLMLoss(block_rows=0)
+    text = "needs CUDA logits and Triton"
+    raises(RuntimeError, text, chunked.chunked_cross_entropy, logits, labels, backend="triton")
+    raises(ValueError, "block_rows", chunked.ChunkedCausalLMLoss, block_rows=0)

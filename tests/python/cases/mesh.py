@@ -25,16 +25,12 @@ def megatron() -> Any:
     """An object like Megatron's parallel_state, of this rank."""
     with_process_group()
     made = types.SimpleNamespace()
-    for first in range(0, WORLD_SIZE, TENSOR):
-        ranks = list(range(first, first + TENSOR))
-        group = dist.new_group(ranks)
-        if RANK in ranks:
-            made.tensor = group
-    for first in range(TENSOR):
-        ranks = list(range(first, WORLD_SIZE, TENSOR))
-        group = dist.new_group(ranks)
-        if RANK in ranks:
-            made.data = group
+    everyone = torch.arange(WORLD_SIZE).view(DATA, TENSOR)
+    for name, lists in (("tensor", everyone.tolist()), ("data", everyone.T.tolist())):
+        for ranks in lists:
+            group = dist.new_group(ranks)
+            if RANK in ranks:
+                setattr(made, name, group)
     made.get_data_parallel_group = lambda: made.data
     made.get_data_parallel_world_size = lambda: DATA
     made.get_data_parallel_rank = lambda: RANK // TENSOR
@@ -45,38 +41,27 @@ def megatron() -> Any:
     return made
 
 
-class Copy(torch.autograd.Function):
-    """Megatron's f: the same input on all ranks, whose gradients add up."""
+def summed(x: torch.Tensor, group: Any) -> torch.Tensor:
+    x = x.clone()
+    dist.all_reduce(x, group=group)
+    return x
+
+
+class Between(torch.autograd.Function):
+    """Megatron's g, which sums the ranks' values, or its f, which sums their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return x
+    def forward(ctx: Any, x: torch.Tensor, group: Any, sums: bool) -> torch.Tensor:
+        ctx.given = group, sums
+        return summed(x, group) if sums else x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        grad = grad.clone()
-        dist.all_reduce(grad, group=ctx.group)
-        return grad, None
-
-
-class Add(torch.autograd.Function):
-    """Megatron's g: the sum of the ranks' parts."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        x = x.clone()
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        group, sums = ctx.given
+        return grad if sums else summed(grad, group), None, None
 
 
 class Divided(nn.Module):
-    """The same, with a part of the hidden elements on each of the ranks that share a layer."""
-
     def __init__(self, mpu: Any, seed: int = 0) -> None:
         super().__init__()
         self.mpu = mpu
@@ -95,8 +80,8 @@ class Divided(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         group = self.mpu.tensor
-        inner = F.gelu(self.up(Copy.apply(self.norm(x), group)))
-        return x + Add.apply(self.down(inner), group) + self.bias
+        inner = F.gelu(self.up(Between.apply(self.norm(x), group, False)))
+        return x + Between.apply(self.down(inner), group, True) + self.bias
 
 
 Whole = functools.partial(MLP, WIDTH, HIDDEN)
@@ -129,7 +114,6 @@ def case_a_tensor_parallel_mlp_trains_like_the_whole_one() -> None:
 
 
 def pipeline() -> Any:
-    """The same ranks as stages of a pipeline, of one tensor-parallel rank each."""
     mpu = megatron()
     mpu.get_tensor_model_parallel_rank = lambda: 0
     mpu.get_tensor_model_parallel_world_size = lambda: 1
@@ -145,8 +129,7 @@ def case_parts_of_whole_tensors_take_every_optimizer() -> None:
         keys = {"optimizer": optimizer, "gradient_clipping": 0.0}
         for kind in kinds:
             everybody = keys | {"train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE}
-            whole, *_ = initialize(make(kind), config=config(2, **everybody))
-            expected.append(train(whole)[::2])
+            expected.append(train(initialize(make(kind), config=config(2, **everybody))[0])[::2])
         for stage in (0, 1, 3):
             model = make(kinds[own])
             for parameter in model.parameters():
@@ -198,15 +181,12 @@ MUON = {"type": "Muon", "params": {"lr": 0.02, "weight_decay": 0.1}}
 def case_lamb_has_the_norms_of_whole_tensors() -> None:
     mpu = megatron()
     everybody = {"train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE, "optimizer": LAMB}
-    whole, *_ = initialize(make(Whole), config=config(2, **everybody))
-    expected = train(whole)
-    whole.destroy()
+    expected = train(initialize(make(Whole), config=config(2, **everybody))[0])
     offloaded = {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}
     for stage, keys in ((0, {}), (1, {}), (2, {"zero_optimization": offloaded}), (3, {})):
         engine, *_ = initialize(Divided(mpu), config=config(stage, optimizer=LAMB) | keys, mpu=mpu)
         assert_close(train(engine), expected)
-        replicas = [engine.module.norm.weight, engine.module.bias]
-        for parameter in replicas:
+        for parameter in (engine.module.norm.weight, engine.module.bias):
             values = zerorun.zero.safe_get_full_fp32_param(parameter)
             gathered = [torch.empty_like(values) for _ in range(WORLD_SIZE)]
             dist.all_gather(gathered, values.contiguous())
@@ -227,18 +207,14 @@ def case_a_checkpoint_has_a_folder_for_each_part(folder: Path) -> None:
         for rank in range(TENSOR):
             assert (path / "global_step2" / f"mp_rank_{rank:02d}" / "checkpoint.json").exists()
         engine = divided(mpu, loads_at, seed=7)
-        found, state = engine.load_checkpoint(path)
-        assert (found, state) == (str(path / "global_step2"), {"epoch": 3})
+        assert engine.load_checkpoint(path) == (str(path / "global_step2"), {"epoch": 3})
         assert train(engine, 2, first=2) == expected
         refuses("parts", engine.save_16bit_model, folder)
     model = make(Whole)
     whole, *_ = initialize(model, adamw(model), config=config(1, train_batch_size=2 * ROWS))
-    raises(zerorun.CheckpointError, "has the parts of 2", whole.load_checkpoint, path)
+    refuses_to_load(whole, path, "has the parts of 2")
     whole.save_checkpoint(folder / "whole")
-    whole.destroy()
-    engine = divided(mpu, 1)
-    text = "ranks that all had the whole model"
-    raises(zerorun.CheckpointError, text, engine.load_checkpoint, folder / "whole")
+    refuses_to_load(divided(mpu, 1), folder / "whole", "ranks that all had the whole model")
 
 
 def case_a_save_over_a_tag_that_fails_leaves_the_one_before(folder: Path) -> None:
@@ -261,14 +237,12 @@ def case_a_save_over_a_tag_that_fails_leaves_the_one_before(folder: Path) -> Non
 
 
 def case_overflow_skips_the_step_on_all_ranks() -> None:
-    mpu = megatron()
-    engine = divided(mpu, 2, fp16={"enabled": True, "initial_scale_power": 8, "hysteresis": 1})
+    fp16 = {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}
+    engine = divided(megatron(), 2, fp16=fp16)
     for step in range(3):
         x, y = (part.half().chunk(DATA)[RANK // TENSOR] for part in data_of(step))
-        loss = F.mse_loss(engine(x), y)
-        if step == 1 and RANK == WORLD_SIZE - 1:
-            loss = loss * 1e30  # overflows here only
-        engine.backward(loss)
+        overflows = step == 1 and RANK == WORLD_SIZE - 1  # here only
+        engine.backward(F.mse_loss(engine(x), y) * (1e30 if overflows else 1.0))
         engine.step()
     assert (engine.skipped_steps, engine._core.loss_scale) == (1, 128.0)
 
@@ -277,12 +251,11 @@ def case_zero_init_keeps_what_each_part_of_the_model_has() -> None:
     mpu, expected = megatron(), train_alone()
     own = mpu.get_model_parallel_rank()
     for group in ({"mpu": mpu}, {"data_parallel_group": mpu.data}):
-        torch.manual_seed(10 * own + RANK // TENSOR)  # the values are those of the first replica
+        replica = 10 * own + RANK // TENSOR  # the values are those of the first one
         with zerorun.zero.Init(**group, zero_param_parallel_group=mpu.data):
-            layer = nn.Linear(5, 7)
-        torch.manual_seed(10 * own)
+            layer = make(lambda: nn.Linear(5, 7), replica)
         with zerorun.zero.GatheredParameters(layer.weight):
-            assert torch.equal(layer.weight, nn.Linear(5, 7).weight)
+            assert torch.equal(layer.weight, make(lambda: nn.Linear(5, 7), 10 * own).weight)
         model = Divided(mpu)
         zerorun.zero.Init(model, **group)
         assert model.up.weight.shape == (0,)
@@ -292,34 +265,34 @@ def case_zero_init_keeps_what_each_part_of_the_model_has() -> None:
         model = nn.Linear(4, 4)
     text = "give zero.Init and initialize the same mpu"
     refuses(text, initialize, model, adamw(model), config=config(3), mpu=mpu)
-    text = "hold another part of the model"
-    refuses(text, zerorun.zero.Init, mpu=mpu, zero_param_parallel_group=mpu.tensor)
+    given = {"mpu": mpu, "zero_param_parallel_group": mpu.tensor}
+    refuses("hold another part of the model", zerorun.zero.Init, **given)
+    text = "zero.Init: zero_param_parallel_group: got 5, expected a process group"
+    refuses(text, zerorun.zero.Init, zero_param_parallel_group=5)
 
 
 def case_what_contradicts_itself_is_an_error() -> None:
     mpu = megatron()
-
-    def start(**given: Any) -> None:
+    nameless, ungrouped = (types.SimpleNamespace(**vars(mpu)) for _ in range(2))
+    del nameless.get_model_parallel_rank, nameless.get_tensor_model_parallel_rank
+    del ungrouped.get_model_parallel_group
+    wrong = [
+        (group, types.SimpleNamespace(get_data_parallel_group=lambda found=group: found))
+        for group in (5, "22", ["a"])
+    ]
+    plain = config(1)
+    expected = "expected a process group"
+    for text, settings, given in (
+        ("give one of them", plain, {"mpu": mpu, "mesh_param": (4, 1)}),
+        ("whose product is", plain, {"mesh_param": (3, 1)}),
+        ("mesh_param: got {'dp': 4}", plain, {"mesh_param": {"dp": 4}}),
+        *(("expected the sizes of", plain, {"mesh_param": sizes}) for sizes in ("22", (8, 0.5))),
+        ("no get_data_parallel_group", plain, {"mpu": object()}),
+        ("get_model_parallel_rank() and", plain, {"mpu": nameless}),
+        *((f"_group(): got {group!r}, {expected}", plain, {"mpu": each}) for group, each in wrong),
+        ("up.weight is divided among ranks", config(1, optimizer=MUON), {"mpu": mpu}),
+        ("get_tensor_model_parallel_group()", config(1, optimizer=LAMB), {"mpu": ungrouped}),
+    ):
         model = Divided(mpu)
-        initialize(model, adamw(model), config=config(1), **given)
-
-    refuses("give one of them", start, mpu=mpu, mesh_param=(4, 1))
-    refuses("whose product is", start, mesh_param=(3, 1))
-    refuses("no get_data_parallel_group", lambda: start(mpu=object()))
-    nameless = types.SimpleNamespace(get_data_parallel_group=megatron().get_data_parallel_group)
-    refuses("get_model_parallel_rank() and", start, mpu=nameless)
-    for group in (5, "22", ["a"]):
-        given = types.SimpleNamespace(get_data_parallel_group=lambda found=group: found)
-        message = f"mpu.get_data_parallel_group(): got {group!r}, expected a process group"
-        refuses(message, start, mpu=given)
-    text = "zero.Init: zero_param_parallel_group: got 5, expected a process group"
-    refuses(text, zerorun.zero.Init, zero_param_parallel_group=5)
-    refuses("mesh_param: got {'dp': 4}", start, mesh_param={"dp": 4})
-    refuses("expected the sizes of", start, mesh_param="22")
-    refuses("expected the sizes of", start, mesh_param=(8, 0.5))
-    text = "parameter up.weight is divided among ranks (tensor parallelism), and Muon updates whole"
-    refuses(text, initialize, Divided(mpu), config=config(1, optimizer=MUON), mpu=mpu)
-    nameless = types.SimpleNamespace(**vars(mpu))
-    del nameless.get_model_parallel_group
-    text = "expected an mpu with get_tensor_model_parallel_group()"
-    refuses(text, initialize, Divided(mpu), config=config(1, optimizer=LAMB), mpu=nameless)
+        optimizer = None if "optimizer" in settings else adamw(model)
+        refuses(text, initialize, model, optimizer, config=settings, **given)

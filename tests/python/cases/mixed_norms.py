@@ -1,11 +1,9 @@
 """Batch and instance norms in 16 bits, whose running statistics stay fp32."""
 
 import copy
-import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable
 
 import deepspeed
 import pytest
@@ -21,13 +19,9 @@ from cases.models import *
 
 STEPS = 4
 ROWS, CHANNELS = 4, 8
-FP16 = {"fp16": {"enabled": True, "loss_scale": 16}}
-DTYPES = ((torch.bfloat16, BF16), (torch.float16, FP16))
 
 
 class Calling(nn.BatchNorm2d):
-    """A forward of its own around the inherited one."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.relu(super().forward(x))
 
@@ -42,10 +36,7 @@ class Direct(nn.BatchNorm2d):
 
 
 class Normed(nn.Module):
-    """One of each kind of norm."""
-
-    wrap: Callable[..., torch.Tensor] = staticmethod(lambda module, x: module(x))
-    synced = True
+    synced, recomputes, reentrant = True, False, False
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,9 +57,14 @@ class Normed(nn.Module):
                 nn.init.uniform_(module.weight, 0.5, 1.5)
                 nn.init.uniform_(module.bias, -0.5, 0.5)
 
+    def call(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if self.recomputes and self.training:
+            return checkpoint(module, x, use_reentrant=self.reentrant)
+        return module(x)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.wrap(self.norms, self.first(x)).mean((2, 3))
-        return self.head(self.wrap(self.norm, self.mixed(x)))
+        x = self.call(self.norms, self.first(x)).mean((2, 3))
+        return self.head(self.call(self.norm, self.mixed(x)))
 
 
 class InScript(Normed):
@@ -77,16 +73,12 @@ class InScript(Normed):
     synced = False
 
 
-def recomputed(module: nn.Module, x: torch.Tensor, reentrant: bool) -> torch.Tensor:
-    return checkpoint(module, x, use_reentrant=reentrant) if module.training else module(x)
-
-
 class Checkpointed(Normed):
-    wrap = staticmethod(functools.partial(recomputed, reentrant=False))
+    recomputes = True
 
 
-class Reentrant(Normed):
-    wrap = staticmethod(functools.partial(recomputed, reentrant=True))
+class Reentrant(Checkpointed):
+    reentrant = True
 
 
 def images(step: int) -> torch.Tensor:
@@ -103,17 +95,12 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05)
 
 
-def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer.clone() for name, buffer in model.named_buffers()}
-
-
 def torch_alone(dtype: torch.dtype, kind: type[Normed] = Normed) -> tuple[list[float], nn.Module]:
-    """Mixed precision by hand: fp32 masters, and a model that computes in `dtype` with the values
-    that its parameters have in `dtype`; torch wants them in fp32 in norms."""
+    """By hand: fp32 masters, and a model with their values in `dtype`, in fp32 in norms."""
     model = make(kind).to(DEVICE)
     rounded = dtype if kind is InScript else torch.float32
-    masters = [p.detach().to(rounded).float() for p in model.parameters()]
-    masters = [nn.Parameter(master.clone()) for master in masters]
+    values = [p.detach().to(rounded) for p in model.parameters()]
+    masters = [nn.Parameter(value.float().clone()) for value in values]
     optimizer = torch.optim.SGD(masters, lr=0.05)
     for module in model.modules():
         if not hasattr(module, "running_var"):
@@ -139,27 +126,13 @@ def train(engine: zerorun.ZeroEngine, dtype: torch.dtype) -> list[float]:
     return models.train(engine, STEPS, 0, lambda each, at: loss_of(each, images(at).to(dtype)))
 
 
+def assert_statistics(found: nn.Module, expected: nn.Module) -> None:
+    buffers = (dict(model.named_buffers()) for model in (found, expected))
+    torch.testing.assert_close(*buffers, rtol=0.01, atol=0.01)
+
+
 def settings(stage: int, keys: dict[str, object]) -> dict[str, object]:
     return config(stage, gradient_clipping=0.0, **keys)
-
-
-def check(make_engine: Callable[[nn.Module], zerorun.ZeroEngine], dtype: torch.dtype, kind) -> None:
-    """Losses, statistics and the result in eval are those of torch alone."""
-    expected, plain = torch_alone(dtype, kind)
-    model = make(kind)
-    engine = make_engine(model)
-    losses = train(engine, dtype)
-    assert losses == pytest.approx(expected, rel=0.01), (expected, dtype, kind)
-    found = statistics(model)
-    assert {b.dtype for b in found.values()} == {torch.float32, torch.int64}
-    for name, value in statistics(plain).items():
-        torch.testing.assert_close(found[name], value, rtol=0.01, atol=0.01)
-    engine.eval()
-    x = images(STEPS).to(dtype)
-    with torch.no_grad():
-        torch.testing.assert_close(engine(x), plain(x), rtol=0.05, atol=0.05)
-    for name, value in statistics(plain).items():
-        torch.testing.assert_close(found[name], value, rtol=0.01, atol=0.01)
 
 
 def started(model: nn.Module, stage: int, keys: dict[str, object]) -> zerorun.ZeroEngine:
@@ -167,31 +140,40 @@ def started(model: nn.Module, stage: int, keys: dict[str, object]) -> zerorun.Ze
 
 
 def case_they_train_as_with_fp32_parameters_of_16_bit_values() -> None:
-    for (dtype, keys), stage in itertools.product(DTYPES, STAGES):
-        check(lambda model: started(model, stage, keys), dtype, Normed)
+    """Also under activation checkpointing, in shard and in scripts of DeepSpeed."""
 
+    def sharded(model: nn.Module, stage: int, _keys: object) -> zerorun.ZeroEngine:
+        return shard(model, stage=stage, optimizer=sgd(model), dtype=torch.bfloat16)
 
-def case_they_train_under_activation_checkpointing() -> None:
-    for kind, stage in itertools.product((Checkpointed, Reentrant), STAGES):
-        check(lambda model: started(model, stage, BF16), torch.bfloat16, kind)
+    def script(model: nn.Module, stage: int, keys: dict[str, object]) -> zerorun.ZeroEngine:
+        given = {"optimizer": sgd(model), "config": settings(stage, keys)}
+        return kept(deepspeed.initialize(model=model, **given))[0]
 
-
-def case_they_train_in_shard_and_in_scripts_of_deepspeed() -> None:
-    for stage in STAGES:
-
-        def sharded(model: nn.Module) -> zerorun.ZeroEngine:
-            return shard(model, stage=stage, optimizer=sgd(model), dtype=torch.bfloat16)
-
-        def script(model: nn.Module) -> zerorun.ZeroEngine:
-            given = {"optimizer": sgd(model), "config": settings(stage, BF16)}
-            return kept(deepspeed.initialize(model=model, **given))[0]
-
-        check(sharded, torch.bfloat16, Normed)
-        check(script, torch.bfloat16, InScript)
+    half = {"fp16": {"enabled": True, "loss_scale": 16}}
+    rows = (
+        (started, Normed, torch.bfloat16, BF16),
+        (started, Normed, torch.float16, half),
+        (started, Checkpointed, torch.bfloat16, BF16),
+        (started, Reentrant, torch.bfloat16, BF16),
+        (sharded, Normed, torch.bfloat16, BF16),
+        (script, InScript, torch.bfloat16, BF16),
+    )
+    for (start, kind, dtype, keys), stage in itertools.product(rows, STAGES):
+        expected, plain = torch_alone(dtype, kind)
+        model = make(kind)
+        engine = start(model, stage, keys)
+        losses = train(engine, dtype)
+        assert losses == pytest.approx(expected, rel=0.01), (start, kind, dtype)
+        assert {buffer.dtype for buffer in model.buffers()} == {torch.float32, torch.int64}
+        assert_statistics(model, plain)
+        engine.eval()
+        x = images(STEPS).to(dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(engine(x), plain(x), rtol=0.05, atol=0.05)
+        assert_statistics(model, plain)
 
 
 def case_modules_are_as_they_were() -> None:
-    """Their parameters are 16 bits wide in forwards of their own, in copies and afterwards."""
     model = make(Normed)
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     engine = started(model, 1, BF16)

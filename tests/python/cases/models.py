@@ -60,13 +60,11 @@ def make(kind: type[nn.Module] = Model, seed: int = 0) -> nn.Module:
 
 
 def batch_of(step: int) -> torch.Tensor:
-    return torch.randint(
-        0, VOCABULARY, (BATCH, 9), generator=torch.Generator().manual_seed(1000 + step)
-    )
+    generator = torch.Generator().manual_seed(1000 + step)
+    return torch.randint(0, VOCABULARY, (BATCH, 9), generator=generator)
 
 
 def part_of(batch: torch.Tensor) -> torch.Tensor:
-    """This rank's rows."""
     return batch.chunk(WORLD_SIZE)[RANK]
 
 
@@ -96,7 +94,6 @@ def mean(loss: torch.Tensor, engine: zerorun.ZeroEngine) -> float:
 
 
 def norm_of(model: nn.Module) -> float:
-    """Of the gradients that are there."""
     norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
     return torch.stack(norms).norm().item()
 
@@ -127,13 +124,12 @@ def config(stage: int, **keys: object) -> dict[str, object]:
 def bare_config(**keys: object) -> dict[str, object]:
     """Of stage 3, where nothing stays gathered after its use."""
     settings = config(3, **keys)
-    settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
-    settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
+    names = ("stage3_max_reuse_distance", "stage3_max_live_parameters")
+    settings["zero_optimization"] |= dict.fromkeys(names, 0)
     return settings
 
 
 def with_process_group() -> None:
-    """PyTorch's own."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
 
@@ -216,14 +212,12 @@ def train(
 
 
 def reports_of(engine: zerorun.ZeroEngine) -> list[dict[str, Any]]:
-    """The figures of each step from here on."""
     seen: list[dict[str, Any]] = []
     engine.add_listener(seen.append)
     return seen
 
 
 def means(losses: list[float], engine: zerorun.ZeroEngine) -> list[float]:
-    """Of each step, over all ranks."""
     return [mean(torch.tensor(loss), engine) for loss in losses]
 
 
