@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from zerorun import _C, communicator, experts
+from zerorun import _C, communicator, experts, torch_seam
 from zerorun.agreement import share
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view
@@ -67,6 +67,17 @@ def shards_of(parameter: nn.Parameter) -> Shards | None:
     """The shards that a parameter belongs to, if it belongs to any."""
     reference = getattr(parameter, _ATTRIBUTE, None)
     return None if reference is None else reference.shards
+
+
+_register = torch.Tensor.register_post_accumulate_grad_hook
+
+
+@functools.wraps(_register)
+def _register_before(tensor: Any, hook: Callable[..., Any]) -> Any:
+    handle, shards = _register(tensor, hook), shards_of(tensor)
+    if shards is not None and tensor in shards._handles:
+        shards._collect(tensor)
+    return handle
 
 
 def take_over(parameters: Iterable[nn.Parameter]) -> None:
@@ -148,7 +159,7 @@ class Shards:
         self.torch_states: TorchStates | None = None  # of an external optimizer
         self.policy = policy
         self._loop: Callable[[], Any] | None = None  # a weak reference to what steps this
-        self._handles: list[Any] = []
+        self._handles: dict[Any, Any] = {}  # by parameter, or by itself
         self._before = {
             p: _Before(p.device, p.dtype, partition_of(p) is not None) for p in layout.names
         }
@@ -215,12 +226,17 @@ class Shards:
         return BackgroundSaver(self.core, self.settings, self.communicator)
 
     def _collect_gradients(self) -> None:
-        for parameter, index in self.layout.ids.items():
-            if self.layout.is_trainable(parameter):
-                hook = self.collector.hook(index)
-                if is_distributed(parameter):
-                    hook = _LocalHook(hook)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        torch_seam.replace(torch.Tensor, _register.__name__, _register_before)
+        for parameter in filter(self.layout.is_trainable, self.layout.ids):
+            self._collect(parameter)
+
+    def _collect(self, parameter: Any) -> None:
+        """Registers the hook that takes a gradient, behind all others, which find it in `.grad`."""
+        if parameter in self._handles:
+            self._handles.pop(parameter).remove()
+        hook = self.collector.hook(self.layout.ids[parameter])
+        local = _LocalHook(hook) if is_distributed(parameter) else hook
+        self._handles[parameter] = _register(parameter, local)
 
     def _load(self) -> None:
         reference = _Reference(self)
@@ -260,7 +276,7 @@ class Shards:
             unit.place()
         hooks.attach()
         sharded = {p for p, index in self.layout.ids.items() if self.core.is_sharded(index)}
-        self._handles.append(EmptyStateWarnings(model, sharded))
+        self.until_closed(EmptyStateWarnings(model, sharded))
 
     def serve(self, loop: Any) -> None:
         """`loop` steps this from here on: an engine, or an optimizer that has no engine. A model
@@ -280,7 +296,7 @@ class Shards:
 
     def until_closed(self, handle: Any) -> None:
         """Calls `handle.remove()` when this ends or nobody will step any more."""
-        self._handles.append(handle)
+        self._handles[handle] = handle
 
     def release_all(self) -> None:
         """Releases what forward and backward have left gathered, before parameters change.
@@ -298,7 +314,7 @@ class Shards:
 
     def leave_gradients(self) -> None:
         """Lets gradients stay with the parameters; nobody will step any more."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
         self._loop = lambda: None  # nobody steps this any more
