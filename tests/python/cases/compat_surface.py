@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import deepspeed
+import pytest
 import torch
 import zerorun
 
@@ -340,3 +341,6 @@ def case_builders_of_operators_have_deepspeeds_names() -> None:
         assert (builder.NAME, builder().name) == (name, name)
         assert f"DS_BUILD_{name.upper()}" == builder.BUILD_VAR
         assert not builder().is_compatible()
+    built = op_builder.CPUAdamBuilder().load()  # as programs have it compiled before they start
+    with pytest.raises(NotImplementedError, match=r"cpu_adam\.create_adam is not part of zerorun"):
+        built.create_adam(0, 1e-3)

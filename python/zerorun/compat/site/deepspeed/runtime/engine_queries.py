@@ -11,7 +11,7 @@ from zerorun.model.model_layout import DTYPES
 
 from deepspeed.moe.layer import MoE
 from deepspeed.profiling.flops_profiler.profiler import FlopsProfiler
-from deepspeed.runtime.config import described
+from deepspeed.runtime.config import DeepSpeedConfig, described
 from deepspeed.utils import groups
 from deepspeed.utils.logging import logger
 from deepspeed.utils.timer import SynchronizedWallClockTimer
@@ -266,6 +266,11 @@ class EngineAttributes(ConfigQueries):
     @property
     def param_names(self) -> dict[nn.Parameter, str]:
         return {parameter: name for name, parameter in self.module.named_parameters()}
+
+    @functools.cached_property
+    def _config(self) -> DeepSpeedConfig:
+        """The configuration as typed values."""
+        return DeepSpeedConfig(self.config, self.mpu, self.mesh_device)
 
     def keep_groups(self) -> None:
         """Those that the engine was made with; another engine may have others."""
