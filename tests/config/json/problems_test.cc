@@ -25,6 +25,8 @@ TEST(Problems, UnknownKeysGetTheNearestNameAnywhere) {
   expect_problem(R"({"Optimizer": {}})", "did you mean \"optimizer\"?");
   expect_problem(R"({"zero_optimization": {"reduce_bucket": 1}})",
                  "did you mean \"reduce_bucket_size\"?");
+  expect_problem(R"({"scheduler": {"params": {"warmup_steps": 1}}})",
+                 "did you mean \"warmup_num_steps\"?");  // not "warmup_type", which is as near
   expect_problem(R"({"optimizer": {"params": {"learning_rate": 1}}})",
                  "/optimizer/params/learning_rate (1:27): unknown key; did you mean \"lr\"?");
   expect_problem(R"({"bf16": {"xyzzy": 1}})", "expected one of enabled,");
