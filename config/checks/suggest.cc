@@ -31,16 +31,15 @@ size_t allowed_distance(std::string_view name) { return std::clamp<size_t>(name.
 
 // True if a name's words are among those of a longer one: "warmup_steps" and "warmup_num_steps".
 bool lacks_words(std::string_view name, std::string_view candidate) {
-  constexpr size_t kMinBytes = 4;
   const std::string words = normalized(name) + "_";
   const std::string all = normalized(candidate) + "_";
   size_t at = 0;
-  for (size_t begin = 0; begin < all.size(); begin = all.find('_', begin) + 1) {
-    const size_t size = all.find('_', begin) + 1 - begin;
-    if (words.compare(at, words.find('_', at) + 1 - at, all, begin, size) == 0) at += size;
-    if (at == words.size()) return name.size() >= kMinBytes;
+  for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
+    end = all.find('_', begin) + 1;
+    const size_t size = words.find('_', at) + 1 - at;
+    if (all.compare(begin, end - begin, words, at, size) == 0) at += size;
   }
-  return false;
+  return at == words.size() && name.size() > 3;
 }
 
 // Keeps the candidates that are nearest to a name.
