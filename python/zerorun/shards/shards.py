@@ -20,7 +20,7 @@ from zerorun.hooks.parameter_memory import by_parameter, full_view
 from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
+from zerorun.model.local_tensor import LocalHook, is_distributed, local_of, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition, own_nbytes
@@ -103,20 +103,6 @@ def while_alive(method: Callable[[], Any]) -> Callable[[], Any]:
     """Calls the method as long as its object is there; None and nothing else afterwards."""
     found = weakref.WeakMethod(method)
     return lambda: (bound := found()) and bound()
-
-
-class _LocalHook:
-    """Hands this rank's piece of a DTensor's gradient to a hook that looks for it in ``.grad``."""
-
-    def __init__(self, hook: Callable[[Any], None]) -> None:
-        self._hook = hook
-        self.grad: torch.Tensor | None = None
-
-    def __call__(self, parameter: Any) -> None:
-        local = local_gradient(parameter)
-        self.grad = None if local is None else local.contiguous()
-        self._hook(self)
-        parameter.grad = None
 
 
 class _Before(NamedTuple):
@@ -235,7 +221,7 @@ class Shards:
         if parameter in self._handles:
             self._handles.pop(parameter).remove()
         hook = self.collector.hook(self.layout.ids[parameter])
-        local = _LocalHook(hook) if is_distributed(parameter) else hook
+        local = LocalHook(hook) if is_distributed(parameter) else hook
         self._handles[parameter] = _register(parameter, local)
 
     def _load(self) -> None:
