@@ -29,6 +29,19 @@ std::string normalized(std::string_view name) {
 // Returns the maximum number of typing errors for a name of this length.
 size_t allowed_distance(std::string_view name) { return std::clamp<size_t>(name.size() / 3, 1, 3); }
 
+// True if a name's words are among those of a longer one: "warmup_steps" and "warmup_num_steps".
+bool lacks_words(std::string_view name, std::string_view candidate) {
+  const std::string words = normalized(name) + "_";
+  const std::string all = normalized(candidate) + "_";
+  size_t at = 0;
+  for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
+    end = all.find('_', begin) + 1;
+    const size_t size = words.find('_', at) + 1 - at;
+    if (all.compare(begin, end - begin, words, at, size) == 0) at += size;
+  }
+  return at == words.size() && name.size() > 3;
+}
+
 // Keeps the candidates that are nearest to a name.
 class Nearest {
  public:
@@ -36,7 +49,8 @@ class Nearest {
 
   void offer(std::string_view candidate, std::string_view shown) {
     if (name_.size() > kMaxNameBytes) return;
-    const size_t distance = edit_distance(name_, candidate, best_);
+    size_t distance = edit_distance(name_, candidate, best_);
+    if (lacks_words(name_, candidate)) distance = std::min<size_t>(distance, 1);
     // A candidate in which every letter differs is not similar.
     if (distance > best_ || distance >= candidate.size()) return;
     if (distance < best_) found_.clear();
@@ -63,18 +77,6 @@ std::vector<std::string_view> near_keys(std::string_view name, std::span<const K
     }
   }
   return nearest.found();
-}
-
-// "reduce_bucket" for "reduce_bucket_size".
-std::vector<std::string_view> starts_here(std::string_view block, std::string_view name) {
-  constexpr size_t kMinBytes = 4;
-  std::vector<std::string_view> found;
-  if (name.size() < kMinBytes) return found;
-  for (const KeySpec* spec : key_table().children(block)) {
-    const bool starts = spec->name().starts_with(name) || spec->alias.starts_with(name);
-    if (starts && found.size() < kMaxOffered) found.push_back(spec->name());
-  }
-  return found;
 }
 
 }  // namespace
@@ -116,7 +118,7 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
 std::string suggest_key(std::string_view block, std::string_view name) {
   std::vector<std::string_view> here =
       near_keys(name, key_table().children(block), [](const KeySpec& spec) { return spec.name(); });
-  if (here.empty()) here = starts_here(block, name);
+  if (here.size() > kMaxOffered) here.resize(kMaxOffered);
   if (!here.empty()) return fmt::format("did you mean \"{}\"?", fmt::join(here, "\" or \""));
   const auto elsewhere = near_keys(name, key_table().keys(), [&](const KeySpec& spec) {
     const bool counts = spec.parent() != block && spec.status != KeyStatus::removed;

@@ -105,6 +105,7 @@ _TABLES = {
         torch ?_foreach_lerp ?_foreach_lerp_ ?_foreach_mul_ ?_foreach_sign ?_foreach_sqrt: likewise
         torch.autograd.Variable _execution_engine: the end of a backward
         torch.Tensor _values: norms of sparse gradients
+        torch.Tensor register_post_accumulate_grad_hook: hooks that find gradients, replaced
         torch._ops.OpOverload *_schema: optimizers on shards
         torch.utils._pytree tree_map_only tree_leaves: inputs of models
         torch.utils._python_dispatch TorchDispatchMode: optimizers on shards

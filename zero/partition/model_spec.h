@@ -20,14 +20,21 @@ std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs,
 // of patterns if none does.
 size_t heads_pattern_of(const ParameterSpec& spec, const OptimizerConfig& optimizer);
 
-// What Muon orthogonalizes of a parameter: so many matrices, one after the other.
+// What Muon orthogonalizes of a parameter: so many matrices, one after the other. Filters of a 2D
+// convolution are one, with a row for each output; other parameters of more than two dimensions
+// have those of the last two.
 struct MuonMatrices {
   int64_t count = 1;
   int64_t rows = 0;
   int64_t cols = 0;
 };
 inline MuonMatrices muon_matrices(const ParameterSpec& spec) {
-  return {spec.heads, spec.shape[0] / spec.heads, spec.shape[1]};
+  const std::vector<int64_t>& shape = spec.shape;
+  if (shape.size() < 2) return {};  // MuonStep refuses it
+  if (shape.size() == 4) return {1, shape[0], shape[1] * shape[2] * shape[3]};
+  MuonMatrices found{spec.heads, shape[shape.size() - 2] / spec.heads, shape.back()};
+  for (size_t i = 0; i + 2 < shape.size(); ++i) found.count *= shape[i];
+  return found;
 }
 
 // The validated parameter list of a model, with lookups by name and with module numbers.

@@ -19,9 +19,7 @@ struct Matrices {
 Matrices matrices_of(const Sharding& sharding, const Bucket& bucket) {
   Matrices matrices;
   for (const Placement& place : bucket.layout.placements) {
-    const ParameterSpec& spec = sharding.spec(place.parameter);
-    if (spec.shape.size() != 2) continue;  // MuonStep refuses it
-    const auto [count, rows, cols] = muon_matrices(spec);
+    const auto [count, rows, cols] = muon_matrices(sharding.spec(place.parameter));
     const auto side = static_cast<double>(std::min(rows, cols));
     const auto length = static_cast<double>(std::max(rows, cols));
     matrices.begins.push_back(matrices.begins.empty() ? 0 : place.offset);

@@ -149,9 +149,7 @@ DirectionSize direction_size(const Sharding& sharding, std::span<const Optimizer
     if (passes == Optimizer::Passes::lamb) size.numel = std::max(size.numel, bucket.stored.numel);
     if (passes != Optimizer::Passes::muon) continue;
     for (const SizedParameter& parameter : bucket.plan.parameters) {
-      const ParameterSpec& spec = sharding.spec(parameter.parameter);
-      if (spec.shape.size() != 2) continue;  // MuonStep refuses it
-      const MuonMatrices matrices = muon_matrices(spec);
+      const MuonMatrices matrices = muon_matrices(sharding.spec(parameter.parameter));
       size.work = std::max(size.work, orthogonalize_work(matrices.rows, matrices.cols));
     }
   }

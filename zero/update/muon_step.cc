@@ -67,7 +67,7 @@ MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets
     if (!bucket.plan.use_muon) continue;
     for (const SizedParameter& parameter : bucket.plan.parameters) {
       const ParameterSpec& spec = context_.sharding.spec(parameter.parameter);
-      if (spec.shape.size() == 2) continue;
+      if (spec.shape.size() >= 2) continue;
       fail<ConfigError>("parameter {}: use_muon is for matrices, this has {} dimensions", spec.name,
                         spec.shape.size());
     }

@@ -1,6 +1,7 @@
 """This rank's tensor of a parameter: its own, or its piece of torch's DTensor."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -126,3 +127,17 @@ def check_placements(name: str, parameter: nn.Parameter) -> None:
         )
     if parameter.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
         raise _C.ConfigError(f"parameter {name} is a DTensor of which this rank has no piece")
+
+
+class LocalHook:
+    """Hands this rank's piece of a DTensor's gradient to a hook that looks for it in ``.grad``."""
+
+    def __init__(self, hook: Callable[[Any], None]) -> None:
+        self._hook = hook
+        self.grad: torch.Tensor | None = None
+
+    def __call__(self, parameter: Any) -> None:
+        local = local_gradient(parameter)
+        self.grad = None if local is None else local.contiguous()
+        self._hook(self)
+        parameter.grad = None

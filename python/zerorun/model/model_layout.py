@@ -248,8 +248,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         """Matrices inside the model, or what the parameter's own `use_muon` says, as DeepSpeed."""
         name = self.names[parameter].lower()
         inside = not any(part in name for part in ("embed", "lm_head"))
-        is_matrix = len(self.shapes[parameter]) == 2
-        return is_matrix and getattr(parameter, "use_muon", inside)
+        return len(self.shapes[parameter]) > 1 and getattr(parameter, "use_muon", inside)
 
 
 def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:

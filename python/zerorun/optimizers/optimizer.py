@@ -138,7 +138,8 @@ class ShardOptimizer(torch.optim.Optimizer):
     def _update(self) -> _C.StepResult:
         core, states = self.shards.core, self.shards.torch_states
         self.shards.writes.take_for_step()
-        frozen = self.shards.layout.frozen_since()
+        access = StateAccess(self.shards)
+        frozen = access.without_gradient(self.shards.layout.frozen_since())
         if states is None:
             self.tell_hyperparameters()
         updates = self.shards.updates
@@ -148,7 +149,7 @@ class ShardOptimizer(torch.optim.Optimizer):
                 indices = [self.shards.layout.ids[parameter] for parameter in frozen]
                 result = core.step_with(lambda _: states.step(indices), finish)
             elif frozen:
-                result = StateAccess(self.shards).keep(frozen, core.step)
+                result = access.keep(frozen, core.step)
             else:
                 result = core.step(finish)
         finally:

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from zerorun import _C, communicator, experts
+from zerorun import _C, communicator, experts, torch_seam
 from zerorun.agreement import share
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view
 from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
+from zerorun.model.local_tensor import LocalHook, is_distributed, local_of, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition, own_nbytes
@@ -69,6 +69,17 @@ def shards_of(parameter: nn.Parameter) -> Shards | None:
     return None if reference is None else reference.shards
 
 
+_register = torch.Tensor.register_post_accumulate_grad_hook
+
+
+@functools.wraps(_register)
+def _register_before(tensor: Any, hook: Callable[..., Any]) -> Any:
+    handle, shards = _register(tensor, hook), shards_of(tensor)
+    if shards is not None and tensor in shards._handles:
+        shards._collect(tensor)
+    return handle
+
+
 def take_over(parameters: Iterable[nn.Parameter]) -> None:
     """Ends the engines that parameters belong to, so that they can be given to another one.
 
@@ -92,20 +103,6 @@ def while_alive(method: Callable[[], Any]) -> Callable[[], Any]:
     """Calls the method as long as its object is there; None and nothing else afterwards."""
     found = weakref.WeakMethod(method)
     return lambda: (bound := found()) and bound()
-
-
-class _LocalHook:
-    """Hands this rank's piece of a DTensor's gradient to a hook that looks for it in ``.grad``."""
-
-    def __init__(self, hook: Callable[[Any], None]) -> None:
-        self._hook = hook
-        self.grad: torch.Tensor | None = None
-
-    def __call__(self, parameter: Any) -> None:
-        local = local_gradient(parameter)
-        self.grad = None if local is None else local.contiguous()
-        self._hook(self)
-        parameter.grad = None
 
 
 class _Before(NamedTuple):
@@ -148,7 +145,7 @@ class Shards:
         self.torch_states: TorchStates | None = None  # of an external optimizer
         self.policy = policy
         self._loop: Callable[[], Any] | None = None  # a weak reference to what steps this
-        self._handles: list[Any] = []
+        self._handles: dict[Any, Any] = {}  # by parameter, or by itself
         self._before = {
             p: _Before(p.device, p.dtype, partition_of(p) is not None) for p in layout.names
         }
@@ -215,12 +212,17 @@ class Shards:
         return BackgroundSaver(self.core, self.settings, self.communicator)
 
     def _collect_gradients(self) -> None:
-        for parameter, index in self.layout.ids.items():
-            if self.layout.is_trainable(parameter):
-                hook = self.collector.hook(index)
-                if is_distributed(parameter):
-                    hook = _LocalHook(hook)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        torch_seam.replace(torch.Tensor, _register.__name__, _register_before)
+        for parameter in filter(self.layout.is_trainable, self.layout.ids):
+            self._collect(parameter)
+
+    def _collect(self, parameter: Any) -> None:
+        """Registers the hook that takes a gradient, behind all others, which find it in `.grad`."""
+        if parameter in self._handles:
+            self._handles.pop(parameter).remove()
+        hook = self.collector.hook(self.layout.ids[parameter])
+        local = LocalHook(hook) if is_distributed(parameter) else hook
+        self._handles[parameter] = _register(parameter, local)
 
     def _load(self) -> None:
         reference = _Reference(self)
@@ -260,7 +262,7 @@ class Shards:
             unit.place()
         hooks.attach()
         sharded = {p for p, index in self.layout.ids.items() if self.core.is_sharded(index)}
-        self._handles.append(EmptyStateWarnings(model, sharded))
+        self.until_closed(EmptyStateWarnings(model, sharded))
 
     def serve(self, loop: Any) -> None:
         """`loop` steps this from here on: an engine, or an optimizer that has no engine. A model
@@ -280,7 +282,7 @@ class Shards:
 
     def until_closed(self, handle: Any) -> None:
         """Calls `handle.remove()` when this ends or nobody will step any more."""
-        self._handles.append(handle)
+        self._handles[handle] = handle
 
     def release_all(self) -> None:
         """Releases what forward and backward have left gathered, before parameters change.
@@ -298,7 +300,7 @@ class Shards:
 
     def leave_gradients(self) -> None:
         """Lets gradients stay with the parameters; nobody will step any more."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
         self._loop = lambda: None  # nobody steps this any more

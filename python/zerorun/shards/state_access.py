@@ -167,6 +167,16 @@ class StateAccess:
             values.copy_(torch.where(values.isinf(), values, limited))
         self._shards.core.accept_gradients()
 
+    def without_gradient(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Those to whose gradient no backward of the batch has added, on any rank: all zeros. After
+        reduction. Collective unless there are none."""
+        if not parameters or self._shards.core.phase == "idle":
+            return parameters
+        stored = [self._stored_gradients([parameter]) for parameter in parameters]
+        found = torch.tensor([int(any(values.any() for values in each)) for each in stored])
+        self._shards.communicator.all_reduce(found, "max", "gradients of frozen parameters")
+        return [p for p, added in zip(parameters, found.tolist(), strict=True) if not added]
+
     def _stored_gradients(self, parameters: Iterable[nn.Parameter]) -> Iterator[torch.Tensor]:
         """The engine's own sums, as far as this rank stores them."""
         for parameter in parameters:

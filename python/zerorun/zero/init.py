@@ -19,7 +19,7 @@ from zerorun import config as configuration
 from zerorun.device import local_device, make_current
 from zerorun.model.dtypes import is_packed, keeps_a_copy
 from zerorun.model.engine_ranks import data_communicator, mesh_of, ranks_of_group
-from zerorun.model.local_tensor import is_distributed, is_empty
+from zerorun.model.local_tensor import is_distributed, local_of
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.partition import edits_are_refused, partition_of
 from zerorun.model.private_partition import PrivatePartition
@@ -38,7 +38,8 @@ class Init:
     ``Module.apply(fn)`` passes each module to `fn` with its own parameters full, and keeps rank 0's
     changes; so do ``torch.nn.init`` and in-place operations on a sharded parameter, and its
     ``.data`` and elements until the ``__init__`` ends that reads them, or has read eight others
-    (DeepSpeed: those change nothing). ``copy.deepcopy`` of a sharded parameter is sharded too.
+    (DeepSpeed: those change nothing). Its ``shape`` and ``dim()`` are those of the whole there.
+    ``copy.deepcopy`` of a sharded parameter is sharded too.
 
     - `module`: shard this existing module, without a block.
     - `dtype`: of floating-point parameters; default: bf16 or fp16 if the configuration (`config`,
@@ -274,9 +275,9 @@ def _on_full_values(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_away(value: Any) -> bool:
-    """True for a parameter that is sharded and not full now."""
-    is_parameter = isinstance(value, nn.Parameter)
-    return is_parameter and is_empty(value) and partition_of(value) is not None
+    """True for a parameter that is sharded and not full now, nor about to be."""
+    partition = partition_of(value) if isinstance(value, nn.Parameter) else None
+    return partition is not None and not partition.available and local_of(value).numel() == 0
 
 
 class _Writes(TorchFunctionMode):
@@ -332,9 +333,15 @@ class _Writes(TorchFunctionMode):
         if not away:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        partition = partition_of(away[0])
+        assert partition is not None
+        is_new = not partition.in_engine
+        if self._held and is_new and (func in _SHAPES or name in _SIZES):
+            # Loops over all parameters of a model choose by their dimensions what to initialize.
+            return func(torch.empty(partition.shape, device="meta"), *args[1:], **kwargs)
         if self._held and (func == _DATA or name == "__getitem__"):  # to write to it
             self._hold(away[0])
-        elif _is_in_place(name):
+        elif _is_in_place(name) or (is_new and func == _SET_DATA):
             with GatheredParameters(away, modifier_rank=0):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -342,7 +349,9 @@ class _Writes(TorchFunctionMode):
 
 # So many whole parameters a constructor has at once, which may look at all of a model's.
 _MOST_HELD = 8
-_DATA: Any = getattr(torch.Tensor.data, "__get__")  # noqa: B009 - unknown to torch's types
+_DATA, _SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_SHAPES: Any = {torch.Tensor.shape.__get__, torch.Tensor.ndim.__get__}  # type: ignore[attr-defined]
+_SIZES = {"size", "dim", "ndimension", "numel", "nelement", "__len__"}
 _OPERATORS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 _OF_NO_VALUES = {"requires_grad_", "detach_", "share_memory_"}
 

@@ -28,6 +28,8 @@ TEST(Problems, UnknownKeysGetTheNearestNameAnywhere) {
            {R"({"Optimizer": {}})", "did you mean \"optimizer\"?"},
            {R"({"zero_optimization": {"reduce_bucket": 1}})",
             "did you mean \"reduce_bucket_size\"?"},
+           {R"({"scheduler": {"params": {"warmup_steps": 1}}})",
+            "did you mean \"warmup_num_steps\"?"},  // not "warmup_type", which is as near
            {R"({"optimizer": {"params": {"learning_rate": 1}}})",
             "/optimizer/params/learning_rate (1:27): unknown key; did you mean \"lr\"?"},
            {R"({"bf16": {"xyzzy": 1}})", "expected one of enabled,"},

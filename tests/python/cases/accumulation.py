@@ -179,3 +179,24 @@ def case_an_unused_pooler_holds_no_gradients_back() -> None:
         # its bucket with the embeddings, which is the last one anyway.
         assert stage == 3 or peaks[0] > 1.03 * planned
         assert max(peaks[1:]) <= 1.03 * planned
+
+
+def case_hooks_find_the_gradient_of_this_rank() -> None:
+    for stage in STAGES:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1, bias=False)
+        engine, *_ = initialize(model, sgd(model), config=config(stage))
+        found: list[torch.Tensor] = []
+
+        def look(parameter: nn.Parameter, found=found) -> None:
+            found.append(parameter.grad.clone())
+            parameter.grad.mul_(2.0)
+
+        handle = model.weight.register_post_accumulate_grad_hook(look)
+        engine.backward(engine(torch.full((2, 4), RANK + 1.0, device=DEVICE)).sum())
+        assert torch.equal(found[0].cpu(), torch.full((1, 4), 2.0 * (RANK + 1)))
+        handle.remove()
+        mean = sum(4.0 * (rank + 1) for rank in range(WORLD_SIZE)) / WORLD_SIZE
+        gradient = zerorun.zero.safe_get_full_grad(model.weight)
+        assert torch.equal(gradient.cpu(), torch.full((1, 4), mean))
+        engine.step()

@@ -36,6 +36,9 @@ def case_the_configuration_is_the_given_dictionary() -> None:
     model.config = types.SimpleNamespace(hidden_size=32)
     engine, *_ = start(3, model)
     assert engine.config["zero_optimization"]["stage"] == 3
+    assert engine._config.zero_config.stage == engine._config.zero_optimization_stage == 3
+    assert engine._config.train_batch_size == engine.train_batch_size()
+    assert engine._config.grad_accum_dtype is None
     assert engine.module.config.hidden_size == 32
     assert engine.blocks is engine.module.blocks  # other names are the model's
     engine._is_accelerate_prepared = True

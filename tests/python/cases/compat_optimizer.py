@@ -233,3 +233,22 @@ def case_torchs_clipping_changes_nothing_from_stage_1_on() -> None:
                 with pytest.warns(UserWarning, match=f"{name} changes nothing"):
                     getattr(torch.nn.utils, name)(engine.parameters(), 1e-3, *more)
         assert torch.equal(utils.safe_get_full_grad(weight), before)
+
+
+def case_programs_skip_the_step_of_one_model_where_another_overflows() -> None:
+    for stage in range(4):
+        engine, optimizer, *_ = start(stage)
+        weight = engine.module.blocks[0].up.weight
+        before = utils.safe_get_full_fp32_param(weight)
+        engine.backward(own_loss(engine, 0))
+        assert not optimizer.check_overflow(external=True)
+        optimizer.skip_step = True
+        assert optimizer.check_overflow()
+        engine.step()
+        assert (optimizer.check_overflow(), engine.skipped_steps) == (True, 1)
+        engine.backward(own_loss(engine, 1) * (float("inf") if RANK == 0 else 1.0))
+        assert optimizer.check_overflow()  # on every rank
+        engine.step()
+        assert torch.equal(utils.safe_get_full_fp32_param(weight), before)
+        train(engine, 1)
+        assert (optimizer.check_overflow(), engine.skipped_steps) == (False, 2)

@@ -100,6 +100,37 @@ def case_coefficients_and_heads_follow_the_formulas_at_every_stage() -> None:
     assert min(abs(a - b) for a in found for b in found if a != b) > 1e-3  # each is its own
 
 
+class Filters(nn.Module):
+    """Filters of a convolution, and matrices of experts in one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 16, (3, 2), bias=False)
+        self.experts = nn.Parameter(torch.randn(3, 16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.conv(x).flatten(2).mT
+        return torch.einsum("bri,eij->ebrj", rows, self.experts).square().mean()
+
+
+def case_filters_are_one_matrix_and_experts_have_one_each() -> None:
+    for stage in STAGES:
+        model, plain = make(Filters), make(Filters)
+        settings = config(stage, optimizer=block("gram", {}), gradient_clipping=0.0)
+        engine, *_ = initialize(model=model, config=settings)
+        images = torch.randn(4, 2, 5, 5, generator=torch.Generator().manual_seed(1))
+        plain(images).backward()
+        engine.backward(engine(images.to(DEVICE)))
+        engine.step()
+        for parameter in plain.parameters():
+            blended = parameter.grad * (1 - MOMENTUM**2)  # of momentum and gradient, in step 1
+            parts = blended if parameter.ndim == 3 else [blended.flatten(1)]
+            found = torch.stack([orthogonalized(part, "gram") for part in parts])
+            parameter.data.mul_(1 - LR * DECAY).sub_(LR * found.view(parameter.shape).float())
+        assert_values(model, plain, atol=2e-4)
+        engine.destroy()
+
+
 def case_heads_that_fit_no_matrix_are_errors() -> None:
     for heads, text in (
         ({"*.up.weight": 7}, "rows, which optimizer.params.muon_heads divides into 7"),

@@ -32,7 +32,7 @@ def case_init_partitions_every_module_as_it_is_made() -> None:
             def __init__(self, width: int) -> None:
                 super().__init__(width)
                 nonlocal largest
-                full = sum(p.numel() for p in self.parameters())
+                full = sum(p.untyped_storage().nbytes() for p in self.parameters())
                 largest = max(largest, full)
                 self.own = nn.Parameter(torch.ones(width))
 
@@ -103,6 +103,9 @@ def case_constructors_change_layers_that_init_has_sharded() -> None:
                 self.twin.weight.copy_(self.up.weight)
             self.blocks = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 2))
             self.blocks.apply(functools.partial(fill, rank=rank))
+            self.layer = nn.Transformer(4, 2, 1, 1, 4)  # which asks for the dimensions of each
+            self.count = sum(p.numel() for p in self.parameters() if len(p) and p.size(-1))
+            self.twin.bias.data = torch.full(self.up.bias.shape, 5.0)
 
     def fill(module: nn.Module, rank: int) -> None:
         if isinstance(module, nn.Linear):
@@ -114,6 +117,7 @@ def case_constructors_change_layers_that_init_has_sharded() -> None:
     with Init():
         model = make(lambda: Changed(RANK))
     assert {parameter.shape for parameter in model.parameters()} == {EMPTY}
+    assert model.count == plain.count
     with GatheredParameters(model.parameters()):
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter.detach().cpu(), plain.get_parameter(name)), name

@@ -92,7 +92,6 @@ _HINTS = {
     "kernel",
     "ops.aio": "offload_optimizer and offload_param with device nvme read and write files "
     "themselves",
-    "ops.op_builder": "zerorun's kernels are compiled into it: nothing is built at run time",
     "ops.random_ltd": "drop tokens in the model's own forward",
     "ops.transformer": "torch.nn.functional.scaled_dot_product_attention is fused attention",
     "pipe": "ZeRO stage 3 shards the layers that a pipeline would place",

@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from zerorun.shards.torch_optimizer import MODES
 from zerorun.zero import GatheredParameters
 
 from deepspeed.ops._optimizers import FusedAdam
+from deepspeed.runtime._norms import has_inf_or_nan
 from deepspeed.runtime.zero.utils import estimate_all_cold, estimate_all_live
 
 # --- the masters and states of a parameter group, each as one flat tensor ---
@@ -196,10 +199,10 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         core = self.shards.core
         core.set_progress(core.step_count, core.skipped_steps, state_dict.get("loss_scaler"))
 
-    @property
-    def fused_rule(self) -> str:
-        """The name of the core's rule; for isinstance() of DeepSpeed's optimizer classes."""
-        return self.shards.settings.optimizer.type
+    # The name of the core's rule; for isinstance() of DeepSpeed's optimizer classes.
+    fused_rule = property(attrgetter("shards.settings.optimizer.type"))
+    clip_grad = property(attrgetter("shards.settings.gradient_clipping"))
+    loss_scale_config = property(attrgetter("loss_scaler"))  # the name at stage 0
 
     @property
     def adam_w_mode(self) -> bool | None:
@@ -215,11 +218,6 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         return _LossScaler(self.engine)
 
     @property
-    def loss_scale_config(self) -> _LossScaler:
-        """The name at stage 0."""
-        return self.loss_scaler
-
-    @property
     def dynamic_loss_scale(self) -> bool:
         return self.engine.dynamic_loss_scale()
 
@@ -229,10 +227,6 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         return self.engine.get_data_types()[0]
 
     low_precision_dtype = dtype  # the name at stage 0
-
-    @property
-    def clip_grad(self) -> float:
-        return self.shards.settings.gradient_clipping
 
     @property
     def averaged_gradients(self) -> dict[int, list[torch.Tensor | None]]:
@@ -284,6 +278,29 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     def get_fp32_grad_partitions(self) -> dict[int, dict[int, torch.Tensor | None]]:
         """Likewise, by group and place there."""
         return {i: dict(enumerate(found)) for i, found in self.averaged_gradients.items()}
+
+    def check_overflow(self, *_ignored: Any, **_options: Any) -> bool:
+        """True if the gradient that the next step takes is not finite on some rank; without one,
+        whether that of the last step was not. Collective."""
+        if not self.shards.finish_reduction():
+            return self.overflow
+        parts = [p for group in self.averaged_gradients.values() for p in group if p is not None]
+        found = torch.tensor([int(any(map(has_inf_or_nan, parts)))])
+        self.shards.ranks.job.all_reduce(found, "max", "check_overflow")
+        return bool(found)
+
+    @property
+    def skip_step(self) -> bool:
+        """Set to True, the next step is skipped as one is whose gradient is not finite: another
+        model's was not. Collective."""
+        return False
+
+    @skip_step.setter
+    def skip_step(self, skip: bool) -> None:
+        layout = self.shards.layout
+        if skip and self.shards.finish_reduction():
+            trained = filter(layout.is_trainable, layout.names)
+            StateAccess(self.shards).scale_gradients(trained, math.inf)
 
     def needs_scaler(self) -> bool:
         """True if backward() is for engine.scale(loss) only."""

@@ -282,6 +282,8 @@ class DeepSpeedConfig:
             if name == f"{section}_params":
                 return (self._param_dict.get(section) or {}).get("params")
         known = _schema()["properties"]
+        if name in known["data_types"]["properties"]:
+            return (self._param_dict.get("data_types") or {}).get(name)
         if name not in known:
             raise AttributeError(f"DeepSpeedConfig (zerorun's) has no attribute '{name}'")
         return self._param_dict.get(name, known[name].get("default"))

@@ -11,76 +11,63 @@ from zerorun.model.model_layout import DTYPES
 
 from deepspeed.moe.layer import MoE
 from deepspeed.profiling.flops_profiler.profiler import FlopsProfiler
-from deepspeed.runtime.config import described
+from deepspeed.runtime.config import DeepSpeedConfig, described
 from deepspeed.utils import groups
 from deepspeed.utils.logging import logger
 from deepspeed.utils.timer import SynchronizedWallClockTimer
 
 _ZERO = "/zero_optimization/"
-# Methods that return the value of a key. Of a key with two names the one that is given counts.
+# Methods that return the value of a key, which are named by section and key; `zero` for
+# zero_optimization, without `stage3_`.
+_KEYS_BY_SECTION = {
+    "": (
+        "dataloader_drop_last dump_state gradient_predivide_factor log_level memory_breakdown "
+        "wall_clock_breakdown zero_allow_untested_optimizer zero_force_ds_cpu_optimizer"
+    ),
+    "autotuning": (
+        "enabled end_profile_step metric metric_path model_info_path start_profile_step"
+    ),
+    "data_efficiency": "enabled",
+    "elasticity": "enabled",
+    "flops_profiler": (
+        "detailed enabled module_depth output_file profile_step recompute_fwd_factor top_modules"
+    ),
+    "fp16": "auto_cast",
+    "optimizer": "legacy_fusion",
+    "zero_optimization": (
+        "allgather_bucket_size allgather_partitions compute_grad_norm contiguous_gradients "
+        "elastic_checkpoint ignore_unused_parameters legacy_stage1 load_from_fp32_weights "
+        "log_trace_cache_warnings parameter_alignment reduce_bucket_size reduce_scatter "
+        "round_robin_gradients save_muon_momentum_buffer_in_memory stage3_allgather_sequential "
+        "stage3_max_live_parameters stage3_max_reuse_distance stage3_model_persistence_threshold "
+        "stage3_module_granularity_threshold stage3_param_persistence_threshold "
+        "stage3_prefetch_bucket_size sub_group_size"
+    ),
+}
 _KEYS = {
-    "autotuning_enabled": "/autotuning/enabled",
-    "autotuning_end_profile_step": "/autotuning/end_profile_step",
-    "autotuning_metric": "/autotuning/metric",
-    "autotuning_metric_path": "/autotuning/metric_path",
-    "autotuning_model_info_path": "/autotuning/model_info_path",
-    "autotuning_start_profile_step": "/autotuning/start_profile_step",
+    f"{section.removesuffix('_optimization')}_{key.removeprefix('stage3_')}".strip("_"): (
+        f"{section}/{key}"
+    )
+    for section, keys in _KEYS_BY_SECTION.items()
+    for key in keys.split()
+}
+# Of other names.
+_KEYS |= {
     "bf16_master_weights_and_gradients": "/bf16/bf16_master_weights_and_grads",
     "bf16_optimizer_states": "/bf16/bf16_optimizer_states",
     "checkpoint_serialization_enabled": "/checkpoint/checkpoint_serialization",
     "cpuadam_cores_perc": f"{_ZERO}offload_optimizer/cpuadam_cores_perc",
-    "data_efficiency_enabled": "/data_efficiency/enabled",
-    "dataloader_drop_last": "/dataloader_drop_last",
-    "dump_state": "/dump_state",
-    "elasticity_enabled": "/elasticity/enabled",
-    "flops_profiler_detailed": "/flops_profiler/detailed",
-    "flops_profiler_enabled": "/flops_profiler/enabled",
-    "flops_profiler_module_depth": "/flops_profiler/module_depth",
-    "flops_profiler_output_file": "/flops_profiler/output_file",
-    "flops_profiler_profile_step": "/flops_profiler/profile_step",
-    "flops_profiler_recompute_fwd_factor": "/flops_profiler/recompute_fwd_factor",
-    "flops_profiler_top_modules": "/flops_profiler/top_modules",
-    "fp16_auto_cast": "/fp16/auto_cast",
     "fp16_master_weights_and_gradients": "/fp16/fp16_master_weights_and_grads",
-    "gradient_predivide_factor": "/gradient_predivide_factor",
     "is_sanity_checks_enabled": f"{_ZERO}enable_sanity_checks",
     "load_universal_checkpoint": "/checkpoint/load_universal",
-    "log_level": "/log_level",
-    "memory_breakdown": "/memory_breakdown",
-    "optimizer_legacy_fusion": "/optimizer/legacy_fusion",
     "super_offload": f"{_ZERO}offload_optimizer/super_offload",
     "use_node_local_storage": "/checkpoint/use_node_local_storage",
-    "wall_clock_breakdown": "/wall_clock_breakdown",
-    "zero_allgather_bucket_size": f"{_ZERO}allgather_bucket_size",
-    "zero_allgather_partitions": f"{_ZERO}allgather_partitions",
-    "zero_allgather_sequential": f"{_ZERO}stage3_allgather_sequential",
-    "zero_allow_untested_optimizer": "/zero_allow_untested_optimizer",
-    "zero_compute_grad_norm": f"{_ZERO}compute_grad_norm",
-    "zero_contiguous_gradients": f"{_ZERO}contiguous_gradients",
-    "zero_elastic_checkpoint": f"{_ZERO}elastic_checkpoint",
-    "zero_force_ds_cpu_optimizer": "/zero_force_ds_cpu_optimizer",
     "zero_hpz_partition_size": f"{_ZERO}zero_hpz_partition_size",
-    "zero_ignore_unused_parameters": f"{_ZERO}ignore_unused_parameters",
-    "zero_legacy_stage1": f"{_ZERO}legacy_stage1",
-    "zero_load_from_fp32_weights": f"{_ZERO}load_from_fp32_weights",
-    "zero_log_trace_cache_warnings": f"{_ZERO}log_trace_cache_warnings",
-    "zero_max_live_parameters": f"{_ZERO}stage3_max_live_parameters",
-    "zero_max_reuse_distance": f"{_ZERO}stage3_max_reuse_distance",
-    "zero_model_persistence_threshold": f"{_ZERO}stage3_model_persistence_threshold",
-    "zero_module_granularity_threshold": f"{_ZERO}stage3_module_granularity_threshold",
     "zero_multi_rank_bucket_allreduce": f"{_ZERO}use_multi_rank_bucket_allreduce",
-    "zero_param_persistence_threshold": f"{_ZERO}stage3_param_persistence_threshold",
-    "zero_parameter_alignment": f"{_ZERO}parameter_alignment",
     "zero_partial_offload": f"{_ZERO}offload_optimizer/ratio",
-    "zero_prefetch_bucket_size": f"{_ZERO}stage3_prefetch_bucket_size",
     "zero_quantized_gradients": f"{_ZERO}zero_quantized_gradients",
     "zero_quantized_nontrainable_weights": f"{_ZERO}zero_quantized_nontrainable_weights",
     "zero_quantized_weights": f"{_ZERO}zero_quantized_weights",
-    "zero_reduce_bucket_size": f"{_ZERO}reduce_bucket_size",
-    "zero_reduce_scatter": f"{_ZERO}reduce_scatter",
-    "zero_round_robin_gradients": f"{_ZERO}round_robin_gradients",
-    "zero_save_muon_momentum_buffer_in_memory": f"{_ZERO}save_muon_momentum_buffer_in_memory",
-    "zero_sub_group_size": f"{_ZERO}sub_group_size",
 }
 # Methods that return a section, or a value in one, as it was given; None without it.
 _SECTIONS = {
@@ -266,6 +253,11 @@ class EngineAttributes(ConfigQueries):
     @property
     def param_names(self) -> dict[nn.Parameter, str]:
         return {parameter: name for name, parameter in self.module.named_parameters()}
+
+    @functools.cached_property
+    def _config(self) -> DeepSpeedConfig:
+        """The configuration as typed values."""
+        return DeepSpeedConfig(self.config, self.mpu, self.mesh_device)
 
     def keep_groups(self) -> None:
         """Those that the engine was made with; another engine may have others."""

@@ -185,10 +185,8 @@ def _create_expert_and_data_parallel(
 
 
 def _ensure_divisibility(numerator: int, denominator: int) -> None:
-    if denominator == 0:
-        raise ValueError(f"{numerator} ranks: denominator must be non-zero")
-    if numerator % denominator != 0:
-        raise AssertionError(f"{numerator} is not divisible by {denominator}")
+    if denominator == 0 or numerator % denominator != 0:
+        raise AssertionError(f"{numerator} is not divisible by {denominator}: not a non-zero part")
 
 
 def _get_expert_parallel_ranks(

@@ -6,6 +6,7 @@ from typing import Any
 
 from deepspeed._finder import fallback
 from deepspeed._names import modules, names_of
+from deepspeed._placeholders import placeholder
 
 _other = fallback(__name__)
 # Where DeepSpeed's name is not the class's in lower case.
@@ -50,11 +51,9 @@ class OpBuilder:
         return False
 
     def load(self, verbose: bool = True) -> Any:
-        raise NotImplementedError(
-            f"{type(self).__name__}.load() is not part of zerorun: its kernels are compiled into "
-            "it and run in deepspeed.initialize's optimizer and offloading; nothing is built at "
-            "run time"
-        )
+        """Programs call it to have a kernel built before ranks start: there is nothing to build.
+        What they would call of the operator raises NotImplementedError."""
+        return placeholder(self.absolute_name())
 
     builder = jit_load = load
 
