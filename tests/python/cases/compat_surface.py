@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import deepspeed
-import pytest
 import torch
 import zerorun
 
