@@ -16,8 +16,7 @@ set(slow
   # Waits of seconds, of which other tests have shorter ones.
   Straggler.EnginesWait*
   # Arithmetic of a hundred thousand elements, and again on streams with delays.
-  */UpdateConformance.DoesNotDependOnCutsOrThreads/* */UpdateConformance.HundredsOfSegments*
-  Devices/*Conformance.*/cuda_with_delays
+  */UpdateConformance.DoesNotDependOnCutsOrThreads/* Devices/*Conformance.*/cuda_with_delays
   # A hundred runs that are killed or meet a full disk.
   OffloadCrash* SplitFailure*
   # Every way from one job's checkpoint to another's, and a process killed at each of a save's calls.

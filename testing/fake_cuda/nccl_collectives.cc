@@ -153,7 +153,11 @@ bool addressable(const Shared& comm, const Operation& operation) {
 ncclResult_t check(const Shared& comm, const Operation& operation, cudaStream_t stream) {
   const std::string& what = operation.name;
   if (!comm) return ncclInvalidArgument;
-  if (comm->finalized || is_aborted(*comm)) {
+  const auto aborted = [&] {
+    const std::lock_guard lock(comm->group->mutex);
+    return comm->aborted;
+  };
+  if (comm->finalized || aborted()) {
     seen().violate(what + " on a communicator that has ended");
     return ncclInvalidArgument;
   }
