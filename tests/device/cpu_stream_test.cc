@@ -177,5 +177,23 @@ TEST(CpuStream, ObserversLearnOfWorkUntilTheirSubscriptionGoes) {
   EXPECT_FALSE(observers->any());
 }
 
+TEST(HostEvent, TellsWhenItHappensBeforeLaterWorkAndAtOnceWhenItHas) {
+  Gate gate;
+  std::atomic<int> told{0};
+  const auto stream = make_worker_stream("tells");
+  stream->submit([&gate] { gate.pass(); });
+  const Event event = stream->record();
+  stream->submit([&told] { EXPECT_EQ(told, 1); });
+  const auto tell = [&] {
+    dynamic_cast<HostEvent&>(*event.state()).on_ready([&](const std::exception_ptr&) { ++told; });
+  };
+  tell();
+  EXPECT_EQ(told, 0);
+  gate.open();
+  stream->synchronize();
+  tell();
+  EXPECT_EQ(told, 2);
+}
+
 }  // namespace
 }  // namespace zerorun::testing
