@@ -158,25 +158,6 @@ TEST(WorkerStream, TakesWorkFromSeveralThreads) {
   EXPECT_EQ(sum, 400);
 }
 
-TEST(CpuStream, ObserversLearnOfWorkUntilTheirSubscriptionGoes) {
-  const auto observers = std::make_shared<Observers<WorkSpan>>();
-  const auto stream = make_worker_stream("works", observers);
-  std::vector<std::string> seen;
-  auto subscription = observers->add([&seen](const WorkSpan& span) {
-    EXPECT_LE(span.begin_s, span.end_s);
-    seen.push_back(std::string(span.stream) + " " + std::string(span.name) + " " +
-                   std::to_string(span.bytes));
-  });
-  stream->submit([] {});
-  stream->submit_work("update", 8, [] {});
-  stream->synchronize();
-  subscription.reset();
-  stream->submit_work("update", 16, [] {});
-  stream->synchronize();
-  EXPECT_EQ(seen, std::vector<std::string>{"works update 8"});
-  EXPECT_FALSE(observers->any());
-}
-
 TEST(HostEvent, TellsWhenItHappensBeforeLaterWorkAndAtOnceWhenItHas) {
   Gate gate;
   std::atomic<int> told{0};
