@@ -14,8 +14,7 @@ set(slow
   # Of engines on GPUs, the one with a part of all it has on the host has the others' streams.
   Stages/HostAheadTest*/[0-4] Stages/HostAheadTest*/[6-8]
   # Arithmetic of a hundred thousand elements, and again on streams with delays.
-  */UpdateConformance.DoesNotDependOnCutsOrThreads/* */UpdateConformance.HundredsOfSegments*
-  Devices/*Conformance.*/cuda_with_delays
+  */UpdateConformance.DoesNotDependOnCutsOrThreads/* Devices/*Conformance.*/cuda_with_delays
   # A hundred runs that are killed or meet a full disk.
   OffloadCrash* SplitFailure*
   # Every way from one job's checkpoint to another's, and a process killed at each of a save's calls.

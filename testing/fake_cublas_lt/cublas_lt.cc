@@ -1,6 +1,5 @@
 #include "testing/fake_cublas_lt/cublas_lt.h"
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -91,12 +90,6 @@ void store(cudaDataType_t type, float value, void* to, int64_t i) {
   }
 }
 
-// TF32 has ten bits behind the point.
-float in_tf32(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  return std::bit_cast<float>((bits + 0xfffU + ((bits >> 13) & 1U)) & ~0x1fffU);
-}
-
 float gelu(float x) {
   const double at = x;
   return static_cast<float>(
@@ -132,7 +125,7 @@ struct Work {
               int64_t row, int64_t col) const {
     const int64_t at = transpose ? row * layout.ld + col : col * layout.ld + row;
     const float value = load(layout.type, data, at);
-    return desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? in_tf32(value) : value;
+    return desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? zerorun::fake::to_tf32(value) : value;
   }
 
   // Empty, or why the layouts do not fit.

@@ -3,8 +3,6 @@
 // cuBLAS's documentation, 13.0.
 #include "device/cuda/libraries/cublas.h"
 
-#include <bit>
-
 #include "device/cuda/libraries/library_files.h"
 #include "testing/fake_cuda/runtime_call.h"
 
@@ -25,14 +23,6 @@ cublasStatus_t enter(const char* name, const void* stream = nullptr) {
 void check_device(cublasHandle_t handle) {
   if (handle->device == zerorun::fake::current_device) return;
   FakeCuda::instance().violate("cuBLAS is called with another device than its handle's");
-}
-
-// To nearest, with 10 of the 23 bits of the mantissa.
-float to_tf32(float value) {
-  constexpr uint32_t kDropped = 23 - 10;
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = bits + (1U << (kDropped - 1)) - 1 + (bits >> kDropped & 1U);
-  return std::bit_cast<float>(rounded >> kDropped << kDropped);
 }
 
 }  // namespace
@@ -87,7 +77,9 @@ cublasStatus_t cublasSgemm_v2_64(cublasHandle_t handle, cublasOperation_t transa
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   const bool in_tf32 = handle->mode == CUBLAS_TF32_TENSOR_OP_MATH;
-  const auto input = [in_tf32](float value) { return in_tf32 ? to_tf32(value) : value; };
+  const auto input = [in_tf32](float value) {
+    return in_tf32 ? zerorun::fake::to_tf32(value) : value;
+  };
   zerorun::fake::submit(handle->stream, [=, x = *alpha, y = *beta] {
     for (int64_t col = 0; col < n; ++col) {
       for (int64_t row = 0; row < m; ++row) {

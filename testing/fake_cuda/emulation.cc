@@ -3,10 +3,12 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <deque>
 #include <exception>
 #include <memory>
 #include <new>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -59,7 +61,6 @@ struct Thread {
   enum class State { fresh, runnable, at_block_barrier, at_warp_barrier, ended };
 
   State state = State::fresh;
-  unsigned mask = 0;       // of the warp barrier where it waits
   uint64_t exchanged = 0;  // what it gives to its warp
   Fiber* fiber = nullptr;  // where it runs
 };
@@ -80,10 +81,9 @@ class Scheduler {
   }
 
   void run_block(dim3 block, const std::function<void()>& body);
-  void wait(Thread::State where, unsigned mask) {
+  void wait(Thread::State where) {
     Thread& thread = current();
     thread.state = where;
-    thread.mask = mask;
     leave(*thread.fiber);
     show_index();
   }
@@ -116,8 +116,8 @@ class Scheduler {
   void start(Fiber& fiber, ucontext_t& context);
   void resume(Fiber& fiber);
   void leave(Fiber& fiber);
+  bool release(int first, int end, Thread::State barrier);
   bool release_barriers();
-  bool release_warp(int first);
 
   std::deque<Fiber> fibers_;
   std::vector<Fiber*> idle_;  // of fibers_
@@ -237,42 +237,29 @@ void Scheduler::leave(Fiber& fiber) {
 #endif
 }
 
-// True when all threads that the barrier is for have come, and go on.
-bool Scheduler::release_warp(int first) {
-  bool released = false;
-  for (int lane = 0; lane < warpSize && first + lane < count(); ++lane) {
-    const Thread& thread = threads_[static_cast<size_t>(first + lane)];
-    if (thread.state != Thread::State::at_warp_barrier) continue;
-    const unsigned mask = thread.mask;
-    bool complete = (mask >> lane & 1U) != 0;
-    for (int other = 0; other < warpSize && first + other < count(); ++other) {
-      const Thread& peer = threads_[static_cast<size_t>(first + other)];
-      if ((mask >> other & 1U) == 0) continue;
-      complete = complete && peer.state == Thread::State::at_warp_barrier && peer.mask == mask;
-    }
-    if (!complete) continue;
-    for (int other = 0; other < warpSize && first + other < count(); ++other) {
-      if ((mask >> other & 1U) == 0) continue;
-      threads_[static_cast<size_t>(first + other)].state = Thread::State::runnable;
-    }
-    released = true;
+// True when the threads [first, end) have all come to the barrier, and go on. Those of a block that
+// have ended need not come.
+bool Scheduler::release(int first, int end, Thread::State barrier) {
+  const auto threads =
+      std::span(threads_).subspan(static_cast<size_t>(first), static_cast<size_t>(end - first));
+  bool waits = false;
+  for (const Thread& thread : threads) {
+    const bool excused =
+        barrier == Thread::State::at_block_barrier && thread.state == Thread::State::ended;
+    if (thread.state != barrier && !excused) return false;
+    waits |= thread.state == barrier;
   }
-  return released;
+  for (Thread& thread : threads) {
+    if (thread.state == barrier) thread.state = Thread::State::runnable;
+  }
+  return waits;
 }
 
 bool Scheduler::release_barriers() {
-  int waiting = 0;
-  for (const Thread& thread : threads_) {
-    waiting += thread.state == Thread::State::at_block_barrier ? 1 : 0;
+  bool released = release(0, count(), Thread::State::at_block_barrier);
+  for (int first = 0; first < count(); first += warpSize) {
+    released |= release(first, std::min(first + warpSize, count()), Thread::State::at_warp_barrier);
   }
-  if (waiting > 0 && waiting + ended_ == count()) {
-    for (Thread& thread : threads_) {
-      if (thread.state == Thread::State::at_block_barrier) thread.state = Thread::State::runnable;
-    }
-    return true;
-  }
-  bool released = false;
-  for (int first = 0; first < count(); first += warpSize) released |= release_warp(first);
   return released;
 }
 
@@ -326,34 +313,23 @@ void run_grid(dim3 grid, dim3 block, const std::function<void()>& body) {
   }
 }
 
-void block_barrier() { running().wait(Thread::State::at_block_barrier, 0); }
+void block_barrier() { running().wait(Thread::State::at_block_barrier); }
 
-void warp_barrier(unsigned mask) { running().wait(Thread::State::at_warp_barrier, mask); }
+void warp_barrier(unsigned mask) {
+  if (mask != 0xffffffffU) throw std::logic_error("a part of a warp waits, which is not emulated");
+  running().wait(Thread::State::at_warp_barrier);
+}
 
 uint64_t exchange(unsigned mask, uint64_t bits, int lane) {
   Scheduler& block = running();
   block.current().exchanged = bits;
   warp_barrier(mask);
-  if (!block.has_peer(lane) || (mask >> lane & 1U) == 0) {
+  if (!block.has_peer(lane)) {
     throw std::logic_error("a shuffle reads from a thread that takes no part in it");
   }
   const uint64_t given = block.peer(lane).exchanged;
   warp_barrier(mask);  // nobody gives anew before all have read
   return given;
-}
-
-unsigned ballot(unsigned mask, bool vote) {
-  Scheduler& block = running();
-  block.current().exchanged = vote ? 1 : 0;
-  warp_barrier(mask);
-  unsigned votes = 0;
-  for (int lane = 0; lane < warpSize; ++lane) {
-    if ((mask >> lane & 1U) != 0 && block.has_peer(lane) && block.peer(lane).exchanged != 0) {
-      votes |= 1U << lane;
-    }
-  }
-  warp_barrier(mask);
-  return votes;
 }
 
 int lane_of_thread() { return running().lane(); }

@@ -3,9 +3,11 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -205,6 +207,12 @@ bool addressable(const void* data, size_t bytes);
 // Memory that is not from here, and is taken for the device's until it is disowned.
 void adopt_device_memory(const void* data, size_t bytes);
 void disown_device_memory(const void* data);
+
+// To nearest, with the 10 bits that TF32 has of the 23 of the mantissa.
+inline float to_tf32(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return std::bit_cast<float>((bits + 0xfffU + (bits >> 13 & 1U)) & ~0x1fffU);
+}
 
 // Runs `task` on the stream, after everything before it.
 cudaError_t submit(cudaStream_t stream, std::function<void()> task);

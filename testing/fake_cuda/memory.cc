@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -113,16 +115,15 @@ class Blocks {
     }
   }
   bool on_device(const void* data, size_t bytes) const {
-    return find(data, bytes) == Place::device;
+    const std::optional<Block> block = find(data, bytes);
+    return block && block->on_device;
   }
   // True if kernels on `device` may use it: memory of a pool is its own device's, unless it is
   // shared.
   bool reachable(const void* data, int device) const {
-    const std::lock_guard lock(mutex_);
-    const auto found = find_block(blocks_, static_cast<const std::byte*>(data), 1);
-    if (found == blocks_.end() || found->second.pool == nullptr) return true;
-    const CUmemPoolHandle_st& pool = *found->second.pool;
-    return pool.device == device || pool.readers.contains(device);
+    const std::optional<Block> block = find(data, 1);
+    if (!block || block->pool == nullptr) return true;
+    return block->pool->device == device || block->pool->readers.contains(device);
   }
   // Memory of another library, which that says is on the device.
   void adopt(const void* data, size_t bytes) {
@@ -139,10 +140,9 @@ class Blocks {
     adopted_.erase(found);
   }
   // Ordinary memory, which the device cannot address.
-  bool pageable(const void* data, size_t bytes) const { return find(data, bytes) == Place::none; }
+  bool pageable(const void* data, size_t bytes) const { return !find(data, bytes); }
 
  private:
-  enum class Place { none, host, device };
   struct Block {
     size_t bytes;
     bool on_device;
@@ -153,22 +153,17 @@ class Blocks {
 
   using Map = std::map<const std::byte*, Block>;
 
-  static Map::const_iterator find_block(const Map& map, const std::byte* first, size_t bytes) {
-    auto found = map.upper_bound(first);
-    if (found == map.begin()) return map.end();
-    --found;
-    return first + bytes > found->first + found->second.bytes ? map.end() : found;
-  }
-  static Place find_in(const Map& map, const std::byte* first, size_t bytes) {
-    const auto found = find_block(map, first, bytes);
-    if (found == map.end()) return Place::none;
-    return found->second.on_device ? Place::device : Place::host;
-  }
-  Place find(const void* data, size_t bytes) const {
+  // The block that all of it is in.
+  std::optional<Block> find(const void* data, size_t bytes) const {
     const std::lock_guard lock(mutex_);
-    const auto* first = static_cast<const std::byte*>(data);
-    const Place own = find_in(blocks_, first, bytes);
-    return own != Place::none ? own : find_in(adopted_, first, bytes);
+    const auto* const first = static_cast<const std::byte*>(data);
+    for (const Map* map : {&blocks_, &adopted_}) {
+      const auto next = map->upper_bound(first);
+      if (next == map->begin()) continue;
+      const auto& [begin, block] = *std::prev(next);
+      if (first + bytes <= begin + block.bytes) return block;
+    }
+    return std::nullopt;
   }
 
   mutable std::mutex mutex_;

@@ -40,12 +40,6 @@ using Shared = std::shared_ptr<ncclComm>;
 inline std::mutex comms_mutex;
 inline std::map<ncclComm_t, Shared> comms;
 
-inline Shared find(ncclComm_t comm) {
-  const std::lock_guard lock(comms_mutex);
-  const auto found = comms.find(comm);
-  return found == comms.end() ? nullptr : found->second;
-}
-
 inline void add(const Shared& comm) {
   seen().hold("NCCL communicators", comm.get());
   const std::lock_guard lock(comms_mutex);
@@ -54,9 +48,11 @@ inline void add(const Shared& comm) {
 
 // Null, and a violation, where the real one reads memory that is freed.
 inline Shared alive(ncclComm_t comm, const std::string& what) {
-  Shared found = find(comm);
-  if (!found) seen().violate(what + " on a communicator that has ended");
-  return found;
+  const std::lock_guard lock(comms_mutex);
+  const auto found = comms.find(comm);
+  if (found != comms.end()) return found->second;
+  seen().violate(what + " on a communicator that has ended");
+  return nullptr;
 }
 
 // Within a group the real ones are only queued.
@@ -86,11 +82,6 @@ inline ncclResult_t ensure_ready(ncclComm& comm, const std::string& what) {
   if (state != ncclInProgress) return state;
   seen().violate(what + " on a communicator that is still in progress");
   return ncclInvalidArgument;
-}
-
-inline bool is_aborted(ncclComm& comm) {
-  const std::lock_guard lock(comm.group->mutex);
-  return comm.aborted;
 }
 
 }  // namespace zerorun::fake::of_nccl

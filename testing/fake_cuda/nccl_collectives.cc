@@ -3,7 +3,7 @@
 #include <nccl.h>
 
 #include <algorithm>
-#include <condition_variable>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -18,12 +18,8 @@
 
 using namespace zerorun::fake::of_nccl;
 using zerorun::fake::Bytes;
-using zerorun::fake::compute;
-using zerorun::fake::dtype_of;
 using zerorun::fake::Group;
-using zerorun::fake::input_bytes;
 using zerorun::fake::Operation;
-using zerorun::fake::output_bytes;
 using zerorun::fake::seen;
 
 namespace {
@@ -74,19 +70,15 @@ ncclResult_t launch_collected() {
 // Where the kernel of a collective has got to. What is dropped, because the device has failed, is
 // done, too.
 struct Kernel {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool started = false;
-  bool done = false;
+  enum Stage : int { kQueued, kStarted, kDone };
+  std::atomic<int> stage = kQueued;
 
-  void set(bool Kernel::*what) {
-    const std::lock_guard lock(mutex);
-    this->*what = true;
-    changed.notify_all();
+  void reach(Stage now) {
+    stage = now;
+    stage.notify_all();
   }
-  void wait(bool Kernel::*what) {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return this->*what || done; });
+  void wait(Stage least) {
+    for (int now = stage; now < least; now = stage) stage.wait(now);
   }
 };
 
@@ -109,20 +101,21 @@ void run_in_order(const Launched& before, const ncclComm* comm, const std::share
   constexpr int kHasLaunchEvents = 12030;
   if (before.kernel && before.comm != comm) {
     if (seen().nccl_version() < kHasImplicitOrder) {
-      const std::lock_guard lock(before.kernel->mutex);
-      if (!before.kernel->done) seen().violate("kernels of two communicators in no order");
+      if (before.kernel->stage != Kernel::kDone) {
+        seen().violate("kernels of two communicators in no order");
+      }
     } else if (seen().implicit_order()) {
-      before.kernel->wait(seen().driver() < kHasLaunchEvents ? &Kernel::done : &Kernel::started);
+      before.kernel->wait(seen().driver() < kHasLaunchEvents ? Kernel::kDone : Kernel::kStarted);
     }
   }
-  mine->set(&Kernel::started);
+  mine->reach(Kernel::kStarted);
   task();
-  mine->set(&Kernel::done);
+  mine->reach(Kernel::kDone);
 }
 
 void enqueue(const Shared& comm, cudaStream_t stream, const std::function<void()>& task) {
   const auto mine = std::make_shared<Kernel>();
-  const std::shared_ptr<void> end(nullptr, [mine](void*) { mine->set(&Kernel::done); });
+  const std::shared_ptr<void> end(nullptr, [mine](void*) { mine->reach(Kernel::kDone); });
   Launched before;
   {
     const std::lock_guard lock(launched_mutex);
@@ -150,8 +143,8 @@ void expect_reachable(const Shared& comm, const Operation& operation) {
 // Otherwise its kernel meets an illegal address; NCCL_CHECK_POINTERS=1 refuses it before
 // (CudaPtrCheck of src/misc/argcheck.cc).
 bool addressable(const Shared& comm, const Operation& operation) {
-  const size_t in = input_bytes(*comm->group, operation);
-  const size_t out = output_bytes(*comm->group, operation);
+  const size_t in = zerorun::fake::input_bytes(*comm->group, operation);
+  const size_t out = zerorun::fake::output_bytes(*comm->group, operation);
   return (in == 0 || zerorun::fake::addressable(operation.in, in)) &&
          (out == 0 || zerorun::fake::addressable(operation.out, out));
 }
@@ -160,7 +153,11 @@ bool addressable(const Shared& comm, const Operation& operation) {
 ncclResult_t check(const Shared& comm, const Operation& operation, cudaStream_t stream) {
   const std::string& what = operation.name;
   if (!comm) return ncclInvalidArgument;
-  if (comm->finalized || is_aborted(*comm)) {
+  const auto aborted = [&] {
+    const std::lock_guard lock(comm->group->mutex);
+    return comm->aborted;
+  };
+  if (comm->finalized || aborted()) {
     seen().violate(what + " on a communicator that has ended");
     return ncclInvalidArgument;
   }
@@ -190,13 +187,12 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
     return told(checked);
   }
   // A collective in place has this rank's part where its rank says.
-  operation.in_place = comm->place_of(operation.in);
-  if (operation.name == "ncclAllGather")
-    operation.in_place = std::min<int64_t>(operation.in_place, 0);
-  operation.out_place = comm->place_of(operation.out);
-  if (operation.name == "ncclReduceScatter") {
-    operation.out_place = std::min<int64_t>(operation.out_place, 0);
-  }
+  const auto place_of = [&](const void* data, const char* its_part) {
+    const int64_t place = comm->place_of(data);
+    return operation.name == its_part ? std::min<int64_t>(place, 0) : place;
+  };
+  operation.in_place = place_of(operation.in, "ncclAllGather");
+  operation.out_place = place_of(operation.out, "ncclReduceScatter");
   const int64_t first = ++comm->meetings;
   comm->meetings += 2;
   auto task = [comm, operation = std::move(operation), first] {
@@ -207,7 +203,7 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
       Operation& mine = group.operations[static_cast<size_t>(comm->rank)];
       mine = operation;
       const auto* in = static_cast<const std::byte*>(operation.in);
-      mine.input.assign(in, in + input_bytes(group, operation));
+      mine.input.assign(in, in + zerorun::fake::input_bytes(group, operation));
     }
     if (!meet(*comm, first)) return;
     bool differs = false;
@@ -220,7 +216,7 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
                        " on registered memory of some ranks only, or elsewhere in it");
       }
     }
-    const Bytes result = differs ? Bytes() : compute(group, operation, comm->rank);
+    const Bytes result = differs ? Bytes() : zerorun::fake::compute(group, operation, comm->rank);
     if (!meet(*comm, first + 1)) return;  // all have read
     std::memcpy(operation.out, result.data(), result.size());
     meet(*comm, first + 2);
@@ -372,7 +368,8 @@ ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int pee
   ENTER(stream);
   auto* const data = static_cast<std::byte*>(const_cast<void*>(in));
   return add_message(__func__, &Messages::sent,
-                     {peer, data, count * zerorun::size_of(dtype_of(type))}, comm, stream);
+                     {peer, data, count * zerorun::size_of(zerorun::fake::dtype_of(type))}, comm,
+                     stream);
 }
 
 ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
@@ -380,5 +377,6 @@ ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, nc
   ENTER(stream);
   auto* const data = static_cast<std::byte*>(out);
   return add_message(__func__, &Messages::received,
-                     {peer, data, count * zerorun::size_of(dtype_of(type))}, comm, stream);
+                     {peer, data, count * zerorun::size_of(zerorun::fake::dtype_of(type))}, comm,
+                     stream);
 }

@@ -81,16 +81,16 @@ inline DType dtype_of(ncclDataType_t type) {
   return DType::uint8;
 }
 
-inline size_t input_bytes(const Group& group, const Operation& operation) {
+// Of a rank's part and, where `name` has all ranks' parts, of all.
+inline size_t bytes_of(const Group& group, const Operation& operation, const char* name) {
   const size_t bytes = operation.count * zerorun::size_of(dtype_of(operation.type));
-  const bool has_slices = operation.name == "ncclReduceScatter";
-  return has_slices ? bytes * static_cast<size_t>(group.ranks) : bytes;
+  return operation.name == name ? bytes * static_cast<size_t>(group.ranks) : bytes;
 }
-
+inline size_t input_bytes(const Group& group, const Operation& operation) {
+  return bytes_of(group, operation, "ncclReduceScatter");
+}
 inline size_t output_bytes(const Group& group, const Operation& operation) {
-  const size_t bytes = operation.count * zerorun::size_of(dtype_of(operation.type));
-  const bool has_slices = operation.name == "ncclAllGather";
-  return has_slices ? bytes * static_cast<size_t>(group.ranks) : bytes;
+  return bytes_of(group, operation, "ncclAllGather");
 }
 
 // The result for one rank, from all ranks' inputs.
@@ -131,15 +131,11 @@ struct ncclComm {
   std::atomic<bool> finalizing = false;
   // What ncclCommGetAsyncError tells: of a communicator that does not block, how its last call is.
   std::atomic<ncclResult_t> state = ncclSuccess;
-  std::mutex mutex;                 // guards all below
-  std::thread job;                  // NCCL's own, which performs the last call
-  std::shared_ptr<ncclComm> child;  // that is being split off
-  zerorun::Event last;              // of its collectives
-  struct Registered {
-    size_t bytes = 0;
-    int times = 0;
-  };
-  std::map<const std::byte*, Registered> registered;  // ends with the communicator
+  std::mutex mutex;                               // guards all below
+  std::thread job;                                // NCCL's own, which performs the last call
+  std::shared_ptr<ncclComm> child;                // that is being split off
+  zerorun::Event last;                            // of its collectives
+  std::map<const std::byte*, size_t> registered;  // bytes; ends with the communicator
 
   // The place of `data` in registered memory.
   int64_t place_of(const void* data) {
@@ -149,7 +145,7 @@ struct ncclComm {
     if (found == registered.begin()) return zerorun::fake::Operation::kElsewhere;
     --found;
     const auto offset = static_cast<size_t>(at - found->first);
-    return offset < found->second.bytes ? static_cast<int64_t>(offset)
-                                        : zerorun::fake::Operation::kElsewhere;
+    return offset < found->second ? static_cast<int64_t>(offset)
+                                  : zerorun::fake::Operation::kElsewhere;
   }
 };

@@ -297,17 +297,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
-// May serialize host functions of independent streams: all have one thread here.
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
-  ENTER(stream);
-  NEED_STREAM(stream);
-  static const auto thread = zerorun::make_worker_stream("fake-host-func");
-  return zerorun::fake::submit(stream, [=] {
-    thread->submit([=] { function(argument); });
-    thread->record().synchronize();
-  });
-}
-
 // On the current device; without cudaEventBlockingSync a wait spins.
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   ENTER();

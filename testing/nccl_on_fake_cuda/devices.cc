@@ -29,19 +29,10 @@ int attribute_of(cudaDeviceAttr attribute, int device) {
       return 9;
     case cudaDevAttrMultiProcessorCount:
       return 132;
-    case cudaDevAttrWarpSize:
-      return 32;
-    case cudaDevAttrMaxThreadsPerBlock:
-      return 1024;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-      return 49152;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       return 232448;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      return 233472;
     case cudaDevAttrPciBusId:
       return 0x10 + device;
-    case cudaDevAttrUnifiedAddressing:
     case cudaDevAttrCanMapHostMemory:
     case cudaDevAttrHostRegisterSupported:
     case cudaDevAttrCanUseHostPointerForRegisteredMem:

@@ -93,13 +93,8 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned /*flags
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
-  const Block block = block_at(data);
-  void* const place = block.bytes == 0 ? nullptr : const_cast<void*>(data);
   *attributes = {};
-  attributes->type = block.type;
-  attributes->device = block.bytes == 0 ? cudaInvalidDeviceId : block.device;
-  attributes->devicePointer = place;
-  attributes->hostPointer = block.type == cudaMemoryTypeHost ? place : nullptr;
+  attributes->type = block_at(data).type;
   return cudaSuccess;
 }
 

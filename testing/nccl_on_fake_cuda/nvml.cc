@@ -21,8 +21,6 @@ nvmlDevice_t handle_of(int device) {
 }  // namespace
 
 ZR_NVML nvmlReturn_t nvmlInit_v2() { return NVML_SUCCESS; }
-ZR_NVML nvmlReturn_t nvmlShutdown() { return NVML_SUCCESS; }
-ZR_NVML const char* nvmlErrorString(nvmlReturn_t /*result*/) { return "an error of the fake NVML"; }
 
 ZR_NVML nvmlReturn_t nvmlDeviceGetCount_v2(unsigned* count) {
   *count = static_cast<unsigned>(device_count());
@@ -45,11 +43,6 @@ ZR_NVML nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char* address, nvmlDevi
   return NVML_SUCCESS;
 }
 
-ZR_NVML nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned* index) {
-  *index = static_cast<unsigned>(reinterpret_cast<uintptr_t>(device)) - 1;
-  return NVML_SUCCESS;
-}
-
 ZR_NVML nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t /*device*/, int* major,
                                                         int* minor) {
   *major = attribute_of(cudaDevAttrComputeCapabilityMajor, 0);
@@ -62,16 +55,6 @@ ZR_NVML nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t /*device*/, nvmlDevice_
                                             nvmlGpuP2PStatus_t* status) {
   *status = NVML_P2P_STATUS_NOT_SUPPORTED;
   return NVML_SUCCESS;
-}
-
-ZR_NVML nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t /*device*/, unsigned /*link*/,
-                                              nvmlEnableState_t* /*state*/) {
-  return NVML_ERROR_NOT_SUPPORTED;
-}
-
-ZR_NVML nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t /*device*/, unsigned /*link*/,
-                                                         nvmlPciInfo_t* /*remote*/) {
-  return NVML_ERROR_NOT_SUPPORTED;
 }
 
 ZR_NVML nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t /*device*/, unsigned /*link*/,

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tests/common.h"
+#include "tests/harness.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 
@@ -43,6 +43,31 @@ inline TransportUnderTest every_other_rank_of(const TransportUnderTest& all) {
     });
   };
   return group;
+}
+
+// Between a GPU for each rank, or one that all share. One rank with a store has NCCL, too.
+struct GpuRanks {
+  std::function<std::shared_ptr<Device>(int gpu)> make_device;
+  std::function<std::shared_ptr<Communicator>(const CommunicatorOptions&)> make;
+  bool shared = false;
+  bool alone = false;  // without a store
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);
+};
+inline TransportUnderTest on_gpus(std::string name, const GpuRanks& ranks) {
+  const auto run = [ranks](int world_size, const TransportUnderTest::Body& body) {
+    const auto store = ranks.alone ? nullptr : make_memory_store();
+    run_threads(world_size, [&](int rank) {
+      CommunicatorOptions options = options_of_rank(rank, world_size, store, ranks.timeout);
+      options.device = ranks.make_device(ranks.shared ? 0 : rank);
+      const auto communicator = ranks.make(options);
+      body(*communicator, *options.device);
+    });
+  };
+  return {.name = std::move(name),
+          .run = run,
+          .most_ranks = ranks.alone ? 1 : 1024,
+          .has_host_memory = false,
+          .rounds_to_inputs = !ranks.shared && !ranks.alone};
 }
 
 // The transports of the program that the suite is linked into.

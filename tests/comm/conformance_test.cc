@@ -49,28 +49,42 @@ class ConformanceTest : public ::testing::TestWithParam<Setup> {
   }
 };
 
-TEST_P(ConformanceTest, IsPrintedByItsName) {
-  const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
-  EXPECT_THAT(test.name(), EndsWith(test.value_param()));
+struct Reduction {
+  DType in;
+  DType out;
+  int64_t numel;
+  ReduceOp op = ReduceOp::sum;
+  Output output = Output::overwrite;
+  bool in_place = false;
+};
+
+void expect_all_reduce(Rank& rank, const Reduction& r) {
+  const std::vector<Bytes>& inputs = rank.inputs_of_all(r.in, r.numel);
+  const Bytes& mine = rank.input(r.in, r.numel);
+  Bytes expected = r.in_place ? mine : random_values(r.out, r.numel, 77);
+  const TensorView in = rank.make(mine, r.in);
+  const TensorView out = r.in_place ? in : rank.make(expected, r.out);
+  rank.reduce(inputs, r.in, r.op, r.output, r.out, expected);
+  rank->all_reduce(in, out, r.op, r.output, rank.stream(), "sum").synchronize();
+  rank.expect(expected, out, fmt::format("{} {} {}", r.numel, name_of(r.in), r.in_place));
+  if (!r.in_place) rank.expect(mine, in, "input");
+  rank.clear();
 }
 
 TEST_P(ConformanceTest, AllReduceAddsInAFixedTreeAndRoundsOnce) {
   on_all_ranks([](Rank& rank) {
-    for (const auto& [in_dtype, out_dtype] : kReducible) {
+    for (const auto& [in, out] : kReducible) {
       for (const int64_t numel : kSizes) {
-        if (is_large(numel) && cut_like_others(in_dtype)) continue;
+        if (is_large(numel) && cut_like_others(in)) continue;
         for (const Output output : {Output::overwrite, Output::accumulate}) {
-          const std::vector<Bytes>& inputs = rank.inputs_of_all(in_dtype, numel);
-          const Bytes& mine = rank.input(in_dtype, numel);
-          Bytes expected = random_values(out_dtype, numel, 77);
-          const TensorView in = rank.make(mine, in_dtype);
-          const TensorView out = rank.make(expected, out_dtype);
-          rank.reduce(inputs, in_dtype, ReduceOp::sum, output, out_dtype, expected);
-          rank->all_reduce(in, out, ReduceOp::sum, output, rank.stream(), "sum").synchronize();
-          rank.expect(expected, out, fmt::format("{} {}", numel, name_of(in_dtype)));
-          rank.expect(mine, in, "input");
-          rank.clear();
+          expect_all_reduce(rank, {in, out, numel, ReduceOp::sum, output});
+          if (in == out) expect_all_reduce(rank, {in, out, numel, ReduceOp::sum, output, true});
         }
+      }
+    }
+    for (const DType dtype : {DType::fp32, DType::int64}) {
+      for (const ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
+        expect_all_reduce(rank, {dtype, dtype, 1021, op});
       }
     }
   });
@@ -98,78 +112,29 @@ TEST_P(ConformanceTest, CollectivesMadeTogetherGiveWhatTheyGiveOneByOne) {
   });
 }
 
-TEST_P(ConformanceTest, AllReduceWorksInPlace) {
-  on_all_ranks([](Rank& rank) {
-    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::int64}) {
-      for (const int64_t numel : kSizes) {
-        if (is_large(numel) && cut_like_others(dtype)) continue;
-        for (const Output output : {Output::overwrite, Output::accumulate}) {
-          const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, numel);
-          Bytes expected = rank.input(dtype, numel);
-          const TensorView inout = rank.make(expected, dtype);
-          rank.reduce(inputs, dtype, ReduceOp::sum, output, dtype, expected);
-          rank->all_reduce(inout, inout, ReduceOp::sum, output, rank.stream(), "").synchronize();
-          rank.expect(expected, inout, fmt::format("{} {}", numel, name_of(dtype)));
-          rank.clear();
-        }
-      }
-    }
-  });
-}
-
-TEST_P(ConformanceTest, AllReduceTakesMaxAndMin) {
-  on_all_ranks([](Rank& rank) {
-    for (const DType dtype : {DType::fp32, DType::int64}) {
-      for (const ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
-        const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, 1021);
-        Bytes expected = inputs.front();
-        const TensorView in = rank.make(rank.input(dtype, 1021), dtype);
-        const TensorView out = rank.make(expected, dtype);
-        rank.reduce(inputs, dtype, op, Output::overwrite, dtype, expected);
-        rank->all_reduce(in, out, op, Output::overwrite, rank.stream(), "extreme").synchronize();
-        rank.expect(expected, out, std::string(name_of(dtype)));
-      }
-    }
-  });
-}
-
 TEST_P(ConformanceTest, ReduceScatterGivesEachRankItsSlice) {
   on_all_ranks([](Rank& rank) {
-    for (const auto& [in_dtype, out_dtype] : kReducible) {
+    const auto check = [&](const Reduction& r) {
+      const int64_t part = r.numel / rank.world_size();
+      const std::vector<Bytes>& inputs = rank.inputs_of_all(r.in, r.numel);
+      Bytes sum = random_values(r.out, r.numel, 77);
+      const auto mine = [&] { return part_of(sum, rank.number(), rank.world_size()); };
+      const TensorView in = rank.make(rank.input(r.in, r.numel), r.in);
+      const TensorView out =
+          r.in_place ? in.slice(rank.number() * part, part) : rank.make(mine(), r.out);
+      rank.reduce(inputs, r.in, ReduceOp::sum, r.output, r.out, sum);
+      rank->reduce_scatter(in, out, r.output, rank.stream(), "gradients").synchronize();
+      rank.expect(mine(), out, fmt::format("{} {} {}", part, name_of(r.in), r.in_place));
+      rank.clear();
+    };
+    for (const auto& [in, out] : kReducible) {
       for (const int64_t part : kParts) {
-        if (is_large(part) && cut_like_others(in_dtype)) continue;
+        if (is_large(part) && cut_like_others(in)) continue;
+        const int64_t numel = part * rank.world_size();
         for (const Output output : {Output::overwrite, Output::accumulate}) {
-          const int64_t numel = part * rank.world_size();
-          const std::vector<Bytes>& inputs = rank.inputs_of_all(in_dtype, numel);
-          Bytes sum = random_values(out_dtype, numel, 77);
-          const TensorView in = rank.make(rank.input(in_dtype, numel), in_dtype);
-          const TensorView out =
-              rank.make(part_of(sum, rank.number(), rank.world_size()), out_dtype);
-          rank.reduce(inputs, in_dtype, ReduceOp::sum, output, out_dtype, sum);
-          rank->reduce_scatter(in, out, output, rank.stream(), "gradients").synchronize();
-          rank.expect(part_of(sum, rank.number(), rank.world_size()), out,
-                      fmt::format("{} {}", part, name_of(in_dtype)));
-          rank.clear();
+          check({in, out, numel, ReduceOp::sum, output});
         }
-      }
-    }
-  });
-}
-
-TEST_P(ConformanceTest, ReduceScatterWritesIntoItsOwnSliceOfTheInput) {
-  on_all_ranks([](Rank& rank) {
-    for (const DType dtype : {DType::fp32, DType::bf16, DType::int64}) {
-      for (const int64_t part : kParts) {
-        if (is_large(part) && cut_like_others(dtype)) continue;
-        const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, part * rank.world_size());
-        Bytes sum = inputs.front();
-        const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
-        const TensorView out = in.slice(rank.number() * part, part);
-        rank.reduce(inputs, dtype, ReduceOp::sum, Output::overwrite, dtype, sum);
-        rank->reduce_scatter(in, out, Output::overwrite, rank.stream(), "").synchronize();
-        rank.expect(part_of(sum, rank.number(), rank.world_size()), out,
-                    fmt::format("{} {}", part, name_of(dtype)));
-        rank.clear();
+        if (in == out) check({in, out, numel, ReduceOp::sum, Output::overwrite, true});
       }
     }
   });
@@ -179,19 +144,17 @@ TEST_P(ConformanceTest, AllGatherCollectsTheInputsInRankOrder) {
   on_all_ranks([](Rank& rank) {
     for (const DType dtype : {DType::uint8, DType::bf16, DType::fp32}) {
       for (const int64_t part : kParts) {
-        const Bytes whole = random_values(dtype, part * rank.world_size(), 3);
-        const Bytes mine = part_of(whole, rank.number(), rank.world_size());
-        const TensorView out = rank.make(Bytes(whole.size()), dtype);
-        rank->all_gather(rank.make(mine, dtype), out, Sync::collective, rank.stream(), "parameters")
-            .synchronize();
-        rank.expect(whole, out, fmt::format("{} {}", part, name_of(dtype)));
-
-        const TensorView again = rank.make(Bytes(whole.size()), dtype);
-        const TensorView own = again.slice(rank.number() * part, part);
-        rank.write(own, mine);
-        rank->all_gather(own, again, Sync::collective, rank.stream(), "in place").synchronize();
-        rank.expect(whole, again, fmt::format("in place {} {}", part, name_of(dtype)));
-        rank.clear();
+        for (const bool in_place : {false, true}) {
+          const Bytes whole = random_values(dtype, part * rank.world_size(), 3);
+          const Bytes mine = part_of(whole, rank.number(), rank.world_size());
+          const TensorView out = rank.make(Bytes(whole.size()), dtype);
+          const TensorView in =
+              in_place ? out.slice(rank.number() * part, part) : rank.make(mine, dtype);
+          rank.write(in, mine);
+          rank->all_gather(in, out, Sync::collective, rank.stream(), "parameters").synchronize();
+          rank.expect(whole, out, fmt::format("{} {} {}", part, name_of(dtype), in_place));
+          rank.clear();
+        }
       }
     }
   });
@@ -304,22 +267,19 @@ TEST_P(ConformanceTest, BroadcastCopiesFromEachRoot) {
 
 TEST_P(ConformanceTest, InputsMayBeOverwrittenOnceTheEventHasHappened) {
   on_all_ranks([](Rank& rank) {
-    const auto numel = int64_t{40009} * rank.world_size();
-    const TensorView in = rank.make(Bytes(static_cast<size_t>(numel) * 8), DType::int64);
-    const TensorView part =
-        rank.make(Bytes(static_cast<size_t>(numel) * 8 / static_cast<size_t>(rank.world_size())),
-                  DType::int64);
+    constexpr int64_t kPart = 40009;
+    const auto all = [](int64_t numel, int64_t value) {
+      const std::vector<int64_t> values(static_cast<size_t>(numel), value);
+      const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
+      return Bytes(bytes, bytes + values.size() * sizeof(int64_t));
+    };
+    const int64_t numel = kPart * rank.world_size();
+    const TensorView in = rank.make(all(numel, 0), DType::int64);
+    const TensorView part = rank.make(all(kPart, 0), DType::int64);
     for (int64_t round = 0; round < 20; ++round) {
-      const std::vector<int64_t> rounds(static_cast<size_t>(numel), round);
-      Bytes values(in.nbytes());
-      std::memcpy(values.data(), rounds.data(), values.size());
-      rank.write(in, values);
+      rank.write(in, all(numel, round));
       rank->reduce_scatter(in, part, Output::overwrite, rank.stream(), "").synchronize();
-      const Bytes bytes = rank.read(part);
-      std::vector<int64_t> sums(static_cast<size_t>(part.numel));
-      std::memcpy(sums.data(), bytes.data(), bytes.size());
-      const std::vector<int64_t> expected(sums.size(), round * rank.world_size());
-      ASSERT_TRUE(sums == expected) << round;
+      rank.expect(all(kPart, round * rank.world_size()), part, fmt::format("round {}", round));
     }
   });
 }
@@ -403,19 +363,14 @@ TEST_P(ConformanceTest, RefusesCallsThatCannotBeMeant) {
     const TensorView floats = rank.make(Bytes(400), DType::fp32);
     const TensorView bytes = rank.make(Bytes(100), DType::uint8);
     const TensorView fewer = floats.slice(0, 99);
-    const auto refuses = [](const std::function<void()>& call) {
-      EXPECT_THROW(call(), InternalError);
+    const auto refuses = [](const auto& call) { EXPECT_THROW(call(), InternalError); };
+    const auto refuses_sum = [&](TensorView in, TensorView out) {
+      refuses(
+          [&] { rank->all_reduce(in, out, ReduceOp::sum, Output::overwrite, rank.stream(), ""); });
     };
-    refuses([&] {
-      rank->all_reduce(floats, fewer, ReduceOp::sum, Output::overwrite, rank.stream(), "");
-    });
-    refuses([&] {
-      rank->all_reduce(bytes, bytes, ReduceOp::sum, Output::overwrite, rank.stream(), "");
-    });
-    refuses([&] {  // overlaps, but is not the same view
-      rank->all_reduce(fewer, floats.slice(1, 99), ReduceOp::sum, Output::overwrite, rank.stream(),
-                       "");
-    });
+    refuses_sum(floats, fewer);
+    refuses_sum(bytes, bytes);
+    refuses_sum(fewer, floats.slice(1, 99));  // overlaps, but is not the same view
     refuses(
         [&] { rank->all_gather(floats, floats.slice(0, 1), Sync::collective, rank.stream(), ""); });
     refuses([&] { rank->all_to_all(floats, floats, rank.stream(), ""); });

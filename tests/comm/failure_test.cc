@@ -13,24 +13,6 @@ void all_reduce(Communicator& communicator, std::string_view label, size_t nbyte
   communicator.all_reduce(inout, inout, op, Output::overwrite, *make_inline_stream(), label);
 }
 
-TEST(FailureTest, ARankThatLeavesEndsTheWaitOfItsPeers) {
-  for (const int ranks_of_host : {4, 2}) {
-    run_ranks({.ranks = 4, .host_of = hosts_of(ranks_of_host)}, [&](Communicator& communicator) {
-      barrier(communicator, "together");
-      if (communicator.rank() == 3) return;
-      const std::string error = error_of([&] { all_reduce(communicator, "grad norm", 400); });
-      EXPECT_THAT(error, AllOf(HasSubstr("rank 3"), HasSubstr("left"), HasSubstr("all_reduce"),
-                               HasSubstr("'grad norm'")));
-      if (ranks_of_host == 4) {
-        EXPECT_THAT(error, HasSubstr("barrier #1 'together'"));
-      }
-      // It stays the error of every later call, whatever it is.
-      EXPECT_EQ(error_of_barrier(communicator, "later"), error);
-      EXPECT_EQ(error_of([&] { communicator.allocate(10, Sharing::per_rank); }), error);
-    });
-  }
-}
-
 TEST(FailureTest, ARankThatFailsDoesNotDisturbWhatItsPeersHaveFinished) {
   run_ranks(2, [](Communicator& communicator) {
     for (int time = 0; time < 100; ++time) all_reduce(communicator, "");
@@ -71,8 +53,8 @@ Call gets_from(int root) {
     c.broadcast(view(values, DType::fp32), root, *make_inline_stream(), "");
   };
 }
-Call allocates(Sharing sharing) {
-  return [=](Communicator& c) { c.allocate(100, sharing); };
+Call allocates(Sharing sharing, size_t nbytes = 100) {
+  return [=](Communicator& c) { c.allocate(nbytes, sharing); };
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -85,35 +67,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Divergence{"label", waits("bucket 1"), waits("bucket 2")},
                       Divergence{"root", gets_from(0), gets_from(1)},
                       Divergence{"allocation", allocates(Sharing::per_rank),
-                                 allocates(Sharing::per_host)}),
+                                 allocates(Sharing::per_host)},
+                      Divergence{"allocated_bytes", allocates(Sharing::per_rank),
+                                 allocates(Sharing::per_rank, 200)}),
     [](const auto& divergence) { return divergence.param.name; });
-
-TEST(FailureTest, AWaitBeyondTheDeadlineNamesWhoIsMissing) {
-  std::promise<void> over;
-  std::shared_future<void> when_over = over.get_future();
-  run_ranks({.ranks = 2, .timeout = std::chrono::seconds(2)}, [&](Communicator& communicator) {
-    barrier(communicator, "together");
-    if (communicator.rank() == 1) {
-      when_over.wait();
-      EXPECT_THAT(error_of_barrier(communicator, "late"), HasSubstr("rank 0 waited"));
-      return;
-    }
-    const std::string error = error_of_barrier(communicator, "alone");
-    over.set_value();
-    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waited"), HasSubstr("'alone'"),
-                             HasSubstr("for rank 1 (pid"), HasSubstr("barrier #1 'together'")));
-  });
-}
-
-TEST(FailureTest, ARankThatNeverStartsIsNamed) {
-  CommunicatorOptions options =
-      options_of_rank(0, 2, make_memory_store(), std::chrono::milliseconds(100));
-  EXPECT_THAT(error_of([&] { make_communicator(options); }),
-              AllOf(HasSubstr("for rank 1 of 2 to join"), HasSubstr("rank 0 waited")));
-  options.rank = 1;
-  options.name = "nobody";
-  EXPECT_THAT(error_of([&] { make_communicator(options); }), HasSubstr("join 'nobody'"));
-}
 
 TEST(FailureTest, RanksThatExpectDifferentWorldSizesAreToldSo) {
   const auto store = make_memory_store();
@@ -137,15 +94,6 @@ TEST(FailureTest, OneOfTwoProcessesThatAreTheSameRankIsToldSo) {
   EXPECT_THAT((std::vector{one.get(), other.get()}),
               ::testing::UnorderedElementsAre(
                   "", "rank 1 is taken by another process: each needs its own RANK"));
-}
-
-TEST(FailureTest, AbortEndsAWaitThatHasBegun) {
-  run_ranks(3, [](Communicator& communicator) {
-    barrier(communicator, "");
-    if (communicator.rank() == 2) return communicator.abort("interrupted by the user");
-    EXPECT_THAT(error_of_barrier(communicator, "waits"),
-                AllOf(HasSubstr("rank 2"), HasSubstr("interrupted by the user")));
-  });
 }
 
 TEST(FailureTest, ErrorsOfAWorkerStreamSurfaceWhenItIsSynchronised) {

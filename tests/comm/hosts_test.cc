@@ -161,26 +161,6 @@ TEST(HostsTest, TheTransportSaysWhatItIs) {
   });
 }
 
-TEST(HostsTest, RanksThatDivergeGetAnErrorThatNamesBoth) {
-  run_ranks({.ranks = 4, .host_of = kPairs}, [](Communicator& communicator) {
-    EXPECT_THAT(error_of_barrier(communicator, communicator.rank() < 2 ? "bucket 1" : "bucket 2"),
-                AllOf(HasSubstr("ranks diverged"), HasSubstr("bucket 1"), HasSubstr("bucket 2")));
-  });
-}
-
-TEST(HostsTest, AWaitThatIsTooLongNamesWhoWasWaitedFor) {
-  std::latch over(4);
-  const World world{.ranks = 4, .host_of = kPairs, .timeout = std::chrono::milliseconds(2000)};
-  run_ranks(world, [&](Communicator& communicator) {
-    if (communicator.rank() < 2) {
-      EXPECT_THAT(
-          error_of_barrier(communicator, "step 7"),
-          AllOf(HasSubstr("waited"), HasSubstr("'step 7'"), ContainsRegex("for rank [23] ")));
-    }
-    over.arrive_and_wait();
-  });
-}
-
 TEST(HostsTest, ARankThatDoesNotJoinIsNamed) {
   const auto store = make_memory_store();
   run_threads(2, [&](int rank) {

@@ -56,42 +56,12 @@ TEST(ProcessTest, SurvivorsOfAKillNameTheDeadRankAndTheOperation) {
   EXPECT_EQ(ranks.result(1), "");
 }
 
-TEST(ProcessTest, ARankThatExitsWithoutAWordIsNoticed) {
-  Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
-    barrier(communicator, "together");
-    if (communicator.rank() == 0) _exit(0);
-    return error_of_barrier(communicator, "alone");
-  });
-  EXPECT_THAT(ranks.result(1), AllOf(HasSubstr("rank 0 (pid"), HasSubstr("died while"),
-                                     HasSubstr("'alone'"), HasSubstr("'together'")));
-}
-
 TEST(ProcessTest, ADeathIsNoticedWhileMemoryIsAllocated) {
   Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
     if (communicator.rank() == 1) _exit(0);
     return error_of([&] { communicator.allocate(1 << 20, Sharing::per_rank); });
   });
   EXPECT_THAT(ranks.result(0), AllOf(HasSubstr("rank 1 (pid"), HasSubstr("allocate")));
-}
-
-TEST(ProcessTest, DivergenceIsTheSameErrorInEveryProcess) {
-  Processes ranks(2, [](Communicator& communicator, Shared&) {
-    return error_of_barrier(communicator, communicator.rank() == 0 ? "bucket 1" : "bucket 2");
-  });
-  const std::string error = ranks.result(0);
-  EXPECT_THAT(error,
-              AllOf(HasSubstr("diverged"), HasSubstr("'bucket 1'"), HasSubstr("'bucket 2'")));
-  EXPECT_EQ(ranks.result(1), error);
-}
-
-TEST(ProcessTest, AbortReachesTheOtherProcesses) {
-  Processes ranks(2, [](Communicator& communicator, Shared&) {
-    if (communicator.rank() == 1) communicator.abort("out of data");
-    return error_of_barrier(communicator, "waits");
-  });
-  for (const int rank : {0, 1}) {
-    EXPECT_THAT(ranks.result(rank), AllOf(HasSubstr("rank 1"), HasSubstr("out of data")));
-  }
 }
 
 TEST(ProcessTest, AForkedChildDoesNotLeaveInItsParentsName) {

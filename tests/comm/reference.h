@@ -69,7 +69,11 @@ template <typename T>
 T combine(ReduceOp op, T a, T b) {
   if (op == ReduceOp::max) return std::max(a, b);
   if (op == ReduceOp::min) return std::min(a, b);
-  return static_cast<T>(a + b);
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));  // wraps
+  } else {
+    return a + b;
+  }
 }
 
 // Combines values [0, n) in the tree that zerorun/communicator.h defines.
@@ -95,25 +99,16 @@ inline void reference_reduce(const std::vector<Bytes>& inputs, DType dtype, Redu
     return;
   }
   const auto numel = static_cast<int64_t>(inputs.front().size() / size_of(dtype));
+  const auto word = [](const Bytes& bytes, int64_t i) {
+    return reinterpret_cast<const int64_t*>(bytes.data())[i];
+  };
   std::vector<float> values;
   for (int64_t i = 0; i < numel; ++i) {
     if (dtype == DType::int64) {
-      uint64_t sum = 0;  // wraps
-      int64_t extreme = reinterpret_cast<const int64_t*>(inputs.front().data())[i];
-      for (const Bytes& input : inputs) {
-        const int64_t value = reinterpret_cast<const int64_t*>(input.data())[i];
-        sum += static_cast<uint64_t>(value);
-        if (op != ReduceOp::sum) extreme = combine(op, extreme, value);
-      }
-      auto& result = reinterpret_cast<int64_t*>(out.data())[i];
-      const auto total = op == ReduceOp::sum ? static_cast<int64_t>(sum) : extreme;
-      if (output == Output::overwrite) {
-        result = total;
-      } else if (op == ReduceOp::sum) {
-        result = static_cast<int64_t>(static_cast<uint64_t>(result) + sum);
-      } else {
-        result = combine(op, result, total);
-      }
+      int64_t total = word(inputs.front(), i);
+      for (size_t k = 1; k < inputs.size(); ++k) total = combine(op, total, word(inputs[k], i));
+      if (output == Output::accumulate) total = combine(op, word(out, i), total);
+      reinterpret_cast<int64_t*>(out.data())[i] = total;
       continue;
     }
     values.clear();

@@ -54,35 +54,6 @@ size_t count(const std::string& text, const std::string& what) {
   return found;
 }
 
-void expect_waiting(const nlohmann::json& rank) {
-  EXPECT_EQ(rank["state"], "waits");
-  EXPECT_EQ(rank["label"], "bucket 7");
-  EXPECT_THAT(rank["last_operation"], HasSubstr("barrier #2"));
-  EXPECT_GE(rank["waited_s"], 2.5);
-}
-
-void expect_stuck(const nlohmann::json& rank) {
-  EXPECT_TRUE(rank["waits_for"].is_null());
-  EXPECT_EQ(rank["label"], "together");
-  EXPECT_THAT(rank["last_operation"], HasSubstr("barrier #1 'together'"));
-}
-
-TEST_F(StallTest, OneTableShowsWhoWaitsForWhomAndWhereTheRankIsThatDoesNotCome) {
-  std::string text;
-  const nlohmann::json report = report_of(nullptr, -1, text);
-  EXPECT_EQ(count(text, "stands still"), 1) << text;
-  EXPECT_THAT(text, AllOf(HasSubstr("waits for rank 3"), HasSubstr("outside of collectives"),
-                          HasSubstr(file_)));
-  const auto pid = report["ranks"][3]["pid"].get<int>();
-  EXPECT_THAT(text, HasSubstr("gdb -p " + std::to_string(pid)));
-  ASSERT_EQ(report["ranks"].size(), kRanks);
-  for (int rank = 0; rank < 3; ++rank) {
-    expect_waiting(report["ranks"][rank]);
-    EXPECT_EQ(report["ranks"][rank]["waits_for"], 3);
-  }
-  expect_stuck(report["ranks"][3]);
-}
-
 // A handler may run while a rank is in a function that uses a block of the heap as its stack.
 TEST_F(StallTest, RanksHandleNoSignalForTheReport) {
   Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
@@ -118,15 +89,25 @@ TEST_F(StallTest, OneOfTheRanksOfAHostThatWaitSaysItForAll) {
   EXPECT_THAT(text, HasSubstr("rank 0 and 2 more have waited 10 s in barrier"));
 }
 
-TEST_F(StallTest, RanksOfOtherHostsAreInTheSameTable) {
+TEST_F(StallTest, OneTableShowsTheRanksOfAllHosts) {
   for (const int ranks_of_host : {2, 1}) {
     std::string text;
     const nlohmann::json report = report_of(hosts_of(ranks_of_host), -1, text);
     EXPECT_EQ(count(text, "stands still"), 1) << text;
+    EXPECT_THAT(text, AllOf(HasSubstr("outside of collectives"), HasSubstr(file_)));
     ASSERT_EQ(report["ranks"].size(), kRanks);
-    expect_stuck(report["ranks"][3]);
+    const nlohmann::json& stuck = report["ranks"][3];
+    EXPECT_TRUE(stuck["waits_for"].is_null());
+    EXPECT_EQ(stuck["label"], "together");
+    EXPECT_THAT(stuck["last_operation"], HasSubstr("barrier #1 'together'"));
     if (ranks_of_host == 1) continue;
-    for (int rank = 0; rank < 3; ++rank) expect_waiting(report["ranks"][rank]);
+    for (int number = 0; number < 3; ++number) {
+      const nlohmann::json& rank = report["ranks"][number];
+      EXPECT_EQ(rank["state"], "waits");
+      EXPECT_EQ(rank["label"], "bucket 7");
+      EXPECT_THAT(rank["last_operation"], HasSubstr("barrier #2"));
+      EXPECT_GE(rank["waited_s"], 2.5);
+    }
     EXPECT_EQ(report["ranks"][2]["waits_for"], 3);
   }
 }

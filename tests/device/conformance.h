@@ -23,13 +23,15 @@ inline void PrintTo(const DeviceUnderTest& device, std::ostream* out) { *out << 
 // The devices of the program that the suite is linked into.
 std::vector<DeviceUnderTest> devices_under_test();
 
-// An array on the device with a few elements before and behind it that nobody may touch.
+// An array on the device with a few elements before and behind it that nobody may touch. `user`:
+// the stream of what uses it.
 template <typename T>
 class DeviceArray {
  public:
   // `offset` elements from an aligned address.
-  DeviceArray(Device& device, const std::vector<T>& values, int64_t offset = 0)
+  DeviceArray(Device& device, Stream& user, const std::vector<T>& values, int64_t offset = 0)
       : device_(device),
+        user_(user),
         offset_(offset),
         numel_(static_cast<int64_t>(values.size())),
         buffer_(device.allocate(bytes_of_all(), MemoryCategory::other)) {
@@ -42,8 +44,9 @@ class DeviceArray {
 
   TensorView view() const { return whole().slice(offset_, numel_); }
 
-  // The values; fails the test when the guards were written to.
+  // The values when the stream is done; fails the test when the guards were written to.
   std::vector<T> host() const {
+    user_.synchronize();
     std::vector<T> all(static_cast<size_t>(offset_ + numel_ + kGuard));
     device_.download(device_.inline_stream(), whole(), all.data());
     device_.inline_stream().synchronize();
@@ -64,6 +67,7 @@ class DeviceArray {
   TensorView whole() const { return view_of(buffer_, dtype_of<T>(), offset_ + numel_ + kGuard); }
 
   Device& device_;
+  Stream& user_;
   const int64_t offset_;
   const int64_t numel_;
   const Buffer buffer_;
@@ -82,15 +86,13 @@ class DeviceConformance : public ::testing::TestWithParam<DeviceUnderTest> {
     GetParam().leave();
   }
 
-  // An update that is done when it returns.
   void update(const UpdateTensors& tensors, const std::vector<UpdateSegment>& segments) {
     device_->update(*stream_, tensors, segments);
-    stream_->synchronize();
   }
 
   template <typename T>
   DeviceArray<T> array(const std::vector<T>& values, int64_t offset = 0) {
-    return DeviceArray<T>(*device_, values, offset);
+    return DeviceArray<T>(*device_, *stream_, values, offset);
   }
 
   std::shared_ptr<Device> device_;

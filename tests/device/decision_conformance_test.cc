@@ -18,23 +18,26 @@ struct Votes {
 
 class DecisionConformance : public DeviceConformance {
  protected:
+  // `cut`: what comes behind it is on the host.
   void decide(const std::vector<float>& gradient, const StepRule& rule, TensorView decision,
-              const Votes& votes = {}) {
+              const Votes& votes = {}, std::optional<int64_t> cut = {}) {
+    const int64_t numel = std::ssize(gradient);
+    std::vector<SquaresSegment> segments = {{.numel = cut.value_or(numel)}};
+    if (cut) segments.push_back({.begin = *cut, .numel = numel - *cut, .sum = 1});
     const auto src = array(gradient);
-    const auto words = array(std::vector<int64_t>(ExactSum::kWords));
+    const auto words = array(std::vector<int64_t>(segments.size() * ExactSum::kWords));
     const auto common = array(std::vector<int64_t>{votes.any, votes.late});
     const auto same = array(std::vector<int64_t>{votes.sum, votes.squares});
-    device_->sum_of_squares(*stream_, src.view(),
-                            std::vector<SquaresSegment>{{.numel = src.view().numel}}, words.view());
+    device_->sum_of_squares(*stream_, src.view(), segments, words.view());
     device_->decide(
         *stream_, {.words = words.view(), .votes = common.view(), .same = same.view(), .ranks = 3},
         rule, decision);
     stream_->synchronize();
   }
   std::vector<float> decided(const std::vector<float>& gradient, const StepRule& rule,
-                             const Votes& votes = {}) {
+                             const Votes& votes = {}, std::optional<int64_t> cut = {}) {
     const auto decision = array(std::vector<float>{3.0F, 3.0F});
-    decide(gradient, rule, decision.view(), votes);
+    decide(gradient, rule, decision.view(), votes, cut);
     return decision.host();
   }
 
@@ -80,24 +83,10 @@ TEST_P(DecisionConformance, HasTheBitsOfTheHosts) {
 }
 
 TEST_P(DecisionConformance, CountsThePartOfTheGradientThatIsOnTheHost) {
-  const auto decision = array(std::vector<float>(2));
-  for (const float last : {4.0F, kInfinity}) {
-    const auto src = array(std::vector<float>{3.0F, last});
-    const auto words = array(std::vector<int64_t>(2 * ExactSum::kWords));
-    const auto common = array(std::vector<int64_t>{1, 0});
-    const auto same = array(std::vector<int64_t>{7, 49});
-    device_->sum_of_squares(*stream_, src.view(),
-                            std::vector<SquaresSegment>{{.begin = 0, .numel = 1, .sum = 0},
-                                                        {.begin = 1, .numel = 1, .sum = 1}},
-                            words.view());
-    device_->decide(
-        *stream_, {.words = words.view(), .votes = common.view(), .same = same.view(), .ranks = 1},
-        {.max_norm = 1.0}, decision.view());
-    stream_->synchronize();
-    const std::vector<float> found = decision.host();
-    EXPECT_FLOAT_EQ(found[0], last == kInfinity ? 0.0F : 0.2F);  // a norm of 5
-    EXPECT_EQ(found[1], last == kInfinity ? 0.0F : 1.0F);
-  }
+  const std::vector<float> found = decided({3.0F, 4.0F}, {.max_norm = 1.0}, {}, 1);
+  EXPECT_FLOAT_EQ(found[0], 0.2F);  // a norm of 5
+  EXPECT_EQ(found[1], 1.0F);
+  EXPECT_EQ(decided({3.0F, kInfinity}, {.max_norm = 1.0}, {}, 1), (std::vector<float>{0.0F, 0.0F}));
 }
 
 TEST_P(DecisionConformance, TakesNoStepThatTheRanksDoNotAgreeOn) {
@@ -148,7 +137,6 @@ class TrustRatioConformance : public DecisionConformance {
     const auto src = array(values);
     const auto words = array(std::vector<int64_t>(static_cast<size_t>(count * ExactSum::kWords)));
     device_->sum_of_squares(*stream_, src.view(), segments, words.view());
-    stream_->synchronize();
     return words.host();
   }
 };
@@ -169,19 +157,16 @@ TEST_P(TrustRatioConformance, AreTheNormsOfParametersOverThoseOfDirectionsWithin
   words.insert(words.end(), steps.begin(), steps.end());
   for (const bool has_host : {false, true}) {
     std::vector<int64_t> all = words;
-    if (has_host) {  // of the first parameter and its direction: as much again, and three times
-                     // more
+    if (has_host) {  // of the first parameter as much again, of its direction three times more
       const std::vector<int64_t> four = sums_of(std::vector<float>(kNumel, std::sqrt(3.0F)));
-      std::vector<int64_t> more(words.size());
-      std::copy_n(norms.begin(), ExactSum::kWords, more.begin());
-      std::copy(four.begin(), four.end(), more.begin() + std::ssize(norms));
-      all.insert(all.end(), more.begin(), more.end());
+      all.resize(2 * words.size());
+      std::copy_n(norms.begin(), ExactSum::kWords, all.begin() + std::ssize(words));
+      std::copy(four.begin(), four.end(), all.begin() + std::ssize(words) + std::ssize(norms));
     }
     const auto sums = array(all);
     const auto ratios = array(std::vector<float>(expected.size(), 9.0F));
     device_->trust_ratios(*stream_, sums.view(), {.smallest = 0.25, .largest = 10.0},
                           ratios.view());
-    stream_->synchronize();
     const std::vector<float> found = ratios.host();
     EXPECT_FLOAT_EQ(found[0], has_host ? std::sqrt(2.0F) : 2.0F);  // 8 over 4, or 4 over 1
     for (size_t i = 1; i < expected.size(); ++i) EXPECT_FLOAT_EQ(found[i], expected[i]) << i;

@@ -104,17 +104,6 @@ TEST_P(MemoryConformance, PinnedMemoryIsPageAlignedHostMemoryThatCopiesReach) {
   EXPECT_EQ(use(MemoryCategory::pinned).live_bytes, 0);
 }
 
-TEST_P(MemoryConformance, IsPrintedByItsName) {
-  const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
-  EXPECT_THAT(test.name(), EndsWith(test.value_param()));
-}
-
-TEST_P(MemoryConformance, CategoriesHaveNames) {
-  for (int i = 0; i < kMemoryCategories; ++i) {
-    EXPECT_THAT(name_of(static_cast<MemoryCategory>(i)), SizeIs(::testing::Gt(3)));
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Devices, MemoryConformance, ::testing::ValuesIn(devices_under_test()),
                          name_of_device);
 

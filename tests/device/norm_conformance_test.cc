@@ -22,7 +22,6 @@ class NormConformance : public DeviceConformance {
       begin = cut;
     }
     device_->sum_of_squares(device_->inline_stream(), src.view(), segments, sum.view());
-    device_->inline_stream().synchronize();
     return ExactSum::from_words(sum.host());
   }
 };
@@ -54,13 +53,6 @@ TEST_P(NormConformance, SumsInTheDocumentedOrder) {
   }
 }
 
-TEST_P(NormConformance, IsAccurate) {
-  const std::vector<float> values = random_normal<float>(50'000, 4);
-  long double expected = 0;
-  for (const float value : values) expected += static_cast<long double>(value) * value;
-  EXPECT_NEAR(squares(values).value() / static_cast<double>(expected), 1.0, 1e-15);
-}
-
 TEST_P(NormConformance, DoesNotDependOnCutsOrThreads) {
   const std::vector<float> values = random_normal<float>(200'001, 5);
   const Words expected = squares_in_order(values).words;
@@ -68,18 +60,6 @@ TEST_P(NormConformance, DoesNotDependOnCutsOrThreads) {
     EXPECT_EQ(squares(values).words, expected);
     EXPECT_EQ(squares(values, {256, 768, 131'072, 199'936}).words, expected);
   });
-}
-
-TEST_P(NormConformance, AddsToTheSum) {
-  const std::vector<float> values = {3.0F, 4.0F};
-  const auto src = array(values);
-  const auto sum = array(std::vector<int64_t>(ExactSum::kWords, 0));
-  const SquaresSegment all{.numel = 2};
-  for (int i = 0; i < 3; ++i) {
-    device_->sum_of_squares(*stream_, src.view(), {&all, 1}, sum.view());
-  }
-  stream_->synchronize();
-  EXPECT_EQ(ExactSum::from_words(sum.host()).value(), 75.0);
 }
 
 TEST_P(NormConformance, CountsChunksThatAreNotFinite) {
@@ -122,7 +102,6 @@ TEST_P(NormConformance, SumsEachSegmentByItself) {
     const auto src = array(values);
     const auto sums = array(std::vector<int64_t>(kSums * ExactSum::kWords, 0));
     device_->sum_of_squares(*stream_, src.view(), segments, sums.view());
-    stream_->synchronize();
     const std::vector<int64_t> words = sums.host();
     for (size_t i = 0; i < kSums; ++i) {
       const auto sum = std::span(words).subspan(i * ExactSum::kWords, ExactSum::kWords);

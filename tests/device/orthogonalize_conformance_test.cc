@@ -65,7 +65,6 @@ class OrthogonalizeConformance : public DeviceConformance {
     const auto work =
         array(std::vector<float>(static_cast<size_t>(orthogonalize_work(rows, cols))));
     device_->orthogonalize(*stream_, matrix.view(), rows, cols, how, work.view());
-    stream_->synchronize();
     const Matrix expected =
         orthogonalized({rows, cols, std::vector<double>(values.begin(), values.end())}, how);
     const std::vector<float> found = matrix.host();
@@ -80,26 +79,25 @@ class OrthogonalizeConformance : public DeviceConformance {
 // Elements are up to about 0.5 here. Inputs of a product in TF32 are off by up to 2^-11 of them. In
 // double, with inputs that are off by as much at random, 300 matrices differed by at most 0.012
 // from the iteration without. A single row, whose singular value is 1, differed by up to 0.17 with
-// Polar Express: the first two steps take it to 0.3 as the difference of large terms.
+// Polar Express: the first two steps take it to 0.3 as the difference of large terms. Products in
+// fp32, without tensor cores, would be several times slower on a GPU.
 TEST_P(OrthogonalizeConformance, FollowsTheIterationInDoubleWithinWhatItsProductsKeep) {
+  const double bound = device_->is_host() ? 2e-5 : 2e-2;
   for (const bool polar_express : {false, true}) {
-    const double bound = device_->is_host() ? 2e-5 : 2e-2;
     const double row_bound = device_->is_host() ? 2e-5 : polar_express ? 0.2 : 2e-2;
     for (const int steps : {1, 4, 5, 9}) {
       const Orthogonalization how{steps, polar_express};
-      EXPECT_LT(error_of(24, 40, how), bound) << steps << polar_express;
-      EXPECT_LT(error_of(40, 24, how), bound) << steps << polar_express;
-      EXPECT_LT(error_of(33, 33, how), bound) << steps << polar_express;
-      EXPECT_LT(error_of(24, 100, how), bound) << steps << polar_express;
-      EXPECT_LT(error_of(100, 24, how), bound) << steps << polar_express;
+      for (const auto& [rows, cols] : {std::pair(24, 40), std::pair(40, 24), std::pair(33, 33),
+                                       std::pair(24, 100), std::pair(100, 24)}) {
+        EXPECT_LT(error_of(rows, cols, how), bound) << steps << polar_express << rows;
+      }
       EXPECT_LT(error_of(1, 7, how), row_bound) << steps << polar_express;
     }
   }
-}
-
-// More than a block of a symmetric product.
-TEST_P(OrthogonalizeConformance, FollowsTheIterationInDoubleForLargerMatrices) {
-  const double bound = device_->is_host() ? 2e-5 : 2e-2;
+  if (!device_->is_host()) {
+    EXPECT_GT(error_of(24, 40, {.steps = 5}), 1e-4);
+  }
+  // More than a block of a symmetric product.
   EXPECT_LT(error_of(194, 200, {.steps = 2}), bound);
   EXPECT_LT(error_of(194, 390, {.steps = 2}), bound);
 }
@@ -114,7 +112,6 @@ TEST_P(OrthogonalizeConformance, KeepsMatricesOfRankOneBounded) {
     const auto matrix = array(values);
     const auto work = array(std::vector<float>(orthogonalize_work(24, 100)));
     device_->orthogonalize(*stream_, matrix.view(), 24, 100, {100, polar_express}, work.view());
-    stream_->synchronize();
     for (const float value : matrix.host()) EXPECT_LT(std::abs(value), 1.3F);
   }
 }

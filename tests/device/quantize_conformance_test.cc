@@ -49,7 +49,6 @@ class QuantizeConformance : public DeviceConformance {
     const auto nbytes = quantized_nbytes(static_cast<int64_t>(values.size()), how.bits);
     const auto dst = array(std::vector<uint8_t>(static_cast<size_t>(nbytes)), 4);
     device_->quantize(*stream_, src.view(), dst.view(), how);
-    stream_->synchronize();
     return dst.host();
   }
   template <typename T>
@@ -58,7 +57,6 @@ class QuantizeConformance : public DeviceConformance {
     const auto src = array(bytes, 4);
     const auto dst = array(into, how.accumulate ? 0 : 3);
     device_->dequantize(*stream_, src.view(), dst.view(), how);
-    stream_->synchronize();
     return dst.host();
   }
 
@@ -94,11 +92,8 @@ class QuantizeConformance : public DeviceConformance {
     const std::vector<T> source = samples<T>(9, bits);
     const std::vector<Block> blocks = read_blocks(quantize(source, {.bits = bits}), bits);
     ASSERT_EQ(blocks.size(), 9U);
-    const std::vector<double> values = [&] {
-      std::vector<double> all;
-      for (const T& value : source) all.push_back(to_fp32(value));
-      return all;
-    }();
+    std::vector<double> values;
+    for (const T& value : source) values.push_back(to_fp32(value));
     for (size_t at = 0; at < values.size(); ++at) {
       const Block& block = blocks[at / 256];
       const size_t i = at % 256;
@@ -119,9 +114,7 @@ class QuantizeConformance : public DeviceConformance {
 
 TEST_P(QuantizeConformance, AnElementIsTheNearestMultipleOfItsGroupsScale) {
   for (const int bits : {4, 8}) {
-    check_quantize<float>(bits);
-    check_quantize<Bf16>(bits);
-    check_quantize<Fp16>(bits);
+    for_types<float, Bf16, Fp16>([&](auto type) { check_quantize<decltype(type)>(bits); });
   }
 }
 

@@ -3,6 +3,7 @@
 #include "amp/stochastic_rounding.h"
 #include "device/block8.h"
 #include "device/update_rules.h"
+#include "tests/comm/reference.h"
 #include "tests/device/conformance.h"
 
 namespace zerorun::testing {
@@ -133,68 +134,59 @@ inline Values updated(Values v, std::span<const UpdateSegment> segments, const S
 // A vector of values on the device in some dtype.
 class Stored {
  public:
-  Stored(Device& device, const std::vector<float>& values, DType dtype, bool is_signed,
-         int64_t offset)
-      : dtype_(dtype), is_signed_(is_signed) {
-    if (dtype == DType::fp32) fp32_.emplace(device, values, offset);
-    if (dtype == DType::bf16) bf16_.emplace(device, cast<Bf16>(values), offset);
-    if (dtype == DType::fp16) fp16_.emplace(device, cast<Fp16>(values), offset);
-    if (dtype == DType::uint8) encode(device, values, offset);
-  }
+  Stored(Device& device, Stream& user, const std::vector<float>& values, DType dtype,
+         bool is_signed, int64_t offset)
+      : dtype_(dtype),
+        numel_(std::ssize(values)),
+        code_{is_signed},
+        scales_(device, user, scales_of(values), offset),
+        bytes_(device, user, encoded(values), offset * static_cast<int64_t>(size_of(dtype))) {}
 
-  TensorView view() const {
-    if (fp32_) return fp32_->view();
-    if (bf16_) return bf16_->view();
-    if (fp16_) return fp16_->view();
-    return codes_->view();
-  }
-  TensorView scales() const { return scales_ ? scales_->view() : TensorView{}; }
+  TensorView view() const { return {bytes_.view().data, numel_, dtype_}; }
+  TensorView scales() const { return dtype_ == DType::uint8 ? scales_.view() : TensorView{}; }
 
   std::vector<float> values() const {
-    if (fp32_) return fp32_->host();
+    const std::vector<uint8_t> bytes = bytes_.host();
+    const std::vector<float> scales = scales_.host();
     std::vector<float> result;
-    if (bf16_) {
-      for (const Bf16 value : bf16_->host()) result.push_back(to_float(value));
-    } else if (fp16_) {
-      for (const Fp16 value : fp16_->host()) result.push_back(to_float(value));
-    } else {
-      const std::vector<float> scales = scales_->host();
-      for (const uint8_t code : codes_->host()) {
-        result.push_back(Block8{is_signed_}.decode(code, scales[result.size() / kStateBlock]));
-      }
+    for (int64_t i = 0; i < numel_; ++i) {
+      const auto at = static_cast<size_t>(i);
+      result.push_back(dtype_ == DType::uint8
+                           ? code_.decode(bytes[at], scales[at / kStateBlock])
+                           : float_at(reinterpret_cast<const std::byte*>(bytes.data()), dtype_, i));
     }
     return result;
   }
 
  private:
-  template <typename T>
-  static std::vector<T> cast(const std::vector<float>& values) {
-    std::vector<T> result;
-    for (const float value : values) result.push_back(from_fp32<T>(value));
-    return result;
-  }
-  void encode(Device& device, const std::vector<float>& values, int64_t offset) {
-    std::vector<uint8_t> codes;
+  std::vector<float> scales_of(std::span<const float> values) const {
     std::vector<float> scales;
-    for (size_t begin = 0; begin < values.size(); begin += kStateBlock) {
-      const std::span block =
-          std::span(values).subspan(begin, std::min<size_t>(kStateBlock, values.size() - begin));
-      scales.push_back(Block8::scale_of(block));
-      for (const float value : block) {
-        codes.push_back(Block8{is_signed_}.encode(value, scales.back()));
+    for (; dtype_ == DType::uint8 && !values.empty();) {
+      const size_t count = std::min<size_t>(kStateBlock, values.size());
+      scales.push_back(Block8::scale_of(values.first(count)));
+      values = values.subspan(count);
+    }
+    return scales;
+  }
+  std::vector<uint8_t> encoded(const std::vector<float>& values) const {
+    const std::vector<float> scales = scales_of(values);
+    std::vector<uint8_t> bytes(values.size() * size_of(dtype_));
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (dtype_ == DType::uint8) {
+        bytes[i] = code_.encode(values[i], scales[i / kStateBlock]);
+      } else {
+        set_float(reinterpret_cast<std::byte*>(bytes.data()), dtype_, static_cast<int64_t>(i),
+                  values[i]);
       }
     }
-    codes_.emplace(device, codes, offset);
-    scales_.emplace(device, scales, offset);
+    return bytes;
   }
 
   const DType dtype_;
-  const bool is_signed_;
-  std::optional<DeviceArray<float>> fp32_;
-  std::optional<DeviceArray<Bf16>> bf16_;
-  std::optional<DeviceArray<Fp16>> fp16_;
-  std::optional<DeviceArray<uint8_t>> codes_;
-  std::optional<DeviceArray<float>> scales_;
+  const int64_t numel_;
+  const Block8 code_;
+  const DeviceArray<float> scales_;
+  const DeviceArray<uint8_t> bytes_;
 };
 
 }  // namespace zerorun::testing

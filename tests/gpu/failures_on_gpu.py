@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "python")]
-from ranks_on_gpu import build_named, run_ranks
+from ranks_on_gpu import build_named, run_ranks, tell
 from tied_model import VOCABULARY, Model
 
 TOO_MUCH = 1 << 50  # bytes
@@ -117,9 +117,7 @@ def check_recovery() -> int:
         for trouble in ("forward", "backward"):
             losses = losses_with(trouble, stage)
             worst = max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True))
-            failures += not worst <= BOUND
-            verdict = "ok" if worst <= BOUND else "DIFFERS"
-            print(f"{verdict}: stage {stage}, no memory in {trouble}: {worst:.1e}", flush=True)
+            failures += tell(worst <= BOUND, f"stage {stage}, no memory in {trouble}: {worst:.1e}")
     return failures
 
 
@@ -133,10 +131,9 @@ def check_full_gpu() -> int:
     try:
         engine_of(2, width)
     except (zerorun.Error, RuntimeError) as error:
-        print(f"ok: no room for an engine: {str(error).splitlines()[0][:160]}", flush=True)
+        tell(True, f"no room for an engine: {str(error).splitlines()[0][:160]}")
     else:
-        print("DIFFERS: an engine was made where there is no room", flush=True)
-        return 1
+        return tell(False, "an engine was made where there is no room")
     del hog  # PyTorch keeps it
     engine = engine_of(2, width)
     loss = loss_of(engine, 0)
@@ -144,8 +141,7 @@ def check_full_gpu() -> int:
     engine.step()
     finite = bool(torch.isfinite(loss))
     engine.destroy()
-    print(f"{'ok' if finite else 'DIFFERS'}: an engine in what PyTorch kept", flush=True)
-    return 0 if finite else 1
+    return tell(finite, "an engine in what PyTorch kept")
 
 
 def check_gather() -> int:
@@ -162,11 +158,8 @@ def check_gather() -> int:
     except zerorun.Error as error:
         took = time.monotonic() - begin
         first = str(error).splitlines()[0][:200]
-        verdict = "ok" if took < 2 * TIMEOUT else "TOO LATE"
-        print(f"{verdict}: rank {rank} after {took:.1f} s: {first}", flush=True)
-        return 0 if verdict == "ok" else 1
-    print(f"DIFFERS: rank {rank} met no error although rank 1 left a block out", flush=True)
-    return 1
+        return tell(took < 2 * TIMEOUT, f"rank {rank} after {took:.1f} s: {first}")
+    return tell(False, f"rank {rank} met no error although rank 1 left a block out")
 
 
 def check_rank(mode: str) -> int:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["build_named", "run_ranks"]
+__all__ = ["build_named", "run_ranks", "tell"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,3 +24,9 @@ def run_ranks(build: Path, ranks: int, script: str, *arguments: str, **variables
 
 def build_named(arguments: list[str]) -> Path:
     return Path(arguments[0] if arguments else ROOT / "build" / "release").resolve()
+
+
+def tell(agrees: bool, what: str) -> int:
+    """Prints it; how many failures it is."""
+    print(f"{'ok' if agrees else 'DIFFERS'}: {what}", flush=True)
+    return 0 if agrees else 1

@@ -71,44 +71,31 @@ TEST_F(NcclCallCostTest, ACollectiveRecordsAnEventBeforeAndOneAfter) {
 }
 
 // NCCL documents a limit for one group.
-TEST_F(NcclCallCostTest, MoreThan2048CollectivesAreSeveralGroups) {
-  constexpr int kGathers = 2048 + 2;
+TEST_F(NcclCallCostTest, CollectivesOfAGroupShareTheEventsAndMoreThan2048AreSeveralGroups) {
   on_one_rank([&](Communicator& comm, CudaDevice& device) {
     const Buffer memory = *comm.allocate(4096, Sharing::per_rank);
     const TensorView view = view_of(memory, DType::bf16, 2048);
     Stream& stream = device.inline_stream();
-    auto before = fake_.counts();
-    comm.coalesced(stream, [&] {
-      for (int i = 0; i < kGathers; ++i) {
-        comm.all_gather(view, view, Sync::one_sided, stream, "bucket 7");
-      }
-    });
-    auto after = fake_.counts();
-    EXPECT_EQ(after["ncclAllGather"] - before["ncclAllGather"], kGathers);
-    EXPECT_EQ(after["ncclGroupStart"] - before["ncclGroupStart"], 2);
-  });
-}
-
-TEST_F(NcclCallCostTest, CollectivesOfAGroupShareTheEvents) {
-  constexpr int kGathers = 8;
-  on_one_rank([&](Communicator& comm, CudaDevice& device) {
-    const Buffer memory = *comm.allocate(4096, Sharing::per_rank);
-    const TensorView view = view_of(memory, DType::bf16, 2048);
-    Stream& stream = device.inline_stream();
-    const Cost cost = cost_of([&] {
+    const auto gather = [&](int times) {
       comm.coalesced(stream, [&] {
-        for (int i = 0; i < kGathers; ++i) {
+        for (int i = 0; i < times; ++i) {
           comm.all_gather(view, view, Sync::one_sided, stream, "bucket 7");
         }
       });
-    });
+    };
+    const Cost cost = cost_of([&] { gather(8); });
     EXPECT_THAT(cost.calls,
                 UnorderedElementsAre(
-                    Pair("cudaGetDevice", Le(4)), Pair("cudaPointerGetAttributes", kGathers),
+                    Pair("cudaGetDevice", Le(4)), Pair("cudaPointerGetAttributes", 8),
                     Pair("cudaEventRecord", 2), Pair("cudaEventQuery", Le(1)),
                     Pair("cudaThreadExchangeStreamCaptureMode", Le(2)), Pair("ncclGroupStart", 1),
-                    Pair("ncclAllGather", kGathers), Pair("ncclGroupEnd", 1)));
+                    Pair("ncclAllGather", 8), Pair("ncclGroupEnd", 1)));
     EXPECT_LT(cost.allocations, 12);  // lists, and no event or name of each
+    auto before = fake_.counts();
+    gather(2048 + 2);
+    auto after = fake_.counts();
+    EXPECT_EQ(after["ncclAllGather"] - before["ncclAllGather"], 2048 + 2);
+    EXPECT_EQ(after["ncclGroupStart"] - before["ncclGroupStart"], 2);
   });
 }
 

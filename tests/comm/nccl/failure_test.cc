@@ -17,7 +17,38 @@ using std::chrono::seconds;
 constexpr seconds kDeadline{60};
 constexpr seconds kSoon{20};
 
-class NcclFailureTest : public NcclTest {};
+class NcclFailureTest : public NcclTest {
+ protected:
+  // What a rank does with its stream.
+  using Part = std::function<void(Communicator&, CudaDevice&, Stream&)>;
+
+  // Two ranks that have met, and leave when both parts are over.
+  void on_two(
+      std::chrono::milliseconds timeout, const Part& first,
+      const Part& second = [](Communicator&, CudaDevice&, Stream&) {}) {
+    std::barrier both(2);
+    on_ranks(2, timeout, [&](Communicator& communicator, CudaDevice& device) {
+      Stream& stream = device.inline_stream();
+      communicator.barrier(stream, "start").synchronize();
+      both.arrive_and_wait();
+      (communicator.rank() == 0 ? first : second)(communicator, device, stream);
+      both.arrive_and_wait();
+    });
+  }
+};
+
+// The error of what has to end long before the deadline; empty: none.
+template <typename Wait>
+std::string error_of(const Wait& wait) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string text = testing::error_of<CommError>(wait);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
+  return text;
+}
+// Of a wait in "bucket 7", to which the other rank does not come.
+std::string error_of_wait(Communicator& communicator, Stream& stream) {
+  return error_of([&] { communicator.barrier(stream, "bucket 7").synchronize(); });
+}
 
 // Memory may have to wait for a GPU that waits for a peer, which only an abort can end.
 TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemory) {
@@ -52,38 +83,26 @@ TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemoryThatGoes) {
   });
 }
 
-// The error of what has to end long before the deadline; empty: none.
-template <typename Wait>
-std::string error_of(const Wait& wait) {
-  const auto begin = std::chrono::steady_clock::now();
-  std::string text = testing::error_of<CommError>(wait);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
-  return text;
-}
-
 // NCCL meets it after the call has returned: only who asks meanwhile learns of it.
 TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks) {
-  std::barrier both(2);  // the error shall be rank 0's
-  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
-    Stream& stream = device.inline_stream();
-    communicator.barrier(stream, "start").synchronize();
-    both.arrive_and_wait();
-    if (communicator.rank() == 0) {
-      Event done = communicator.barrier(stream, "bucket 7");
-      fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
-      EXPECT_THAT(
-          error_of([&] { done.synchronize(); }),
-          ContainsRegex("rank 0: barrier 'bucket 7' of 8 bytes failed: remote process exited"));
-      EXPECT_THROW(communicator.barrier(stream, "later"), CommError);
-      EXPECT_THROW(stream.synchronize(), CommError);
-    }
-    both.arrive_and_wait();
-    if (communicator.rank() == 1) {  // never comes to bucket 7
-      EXPECT_THAT(error_of([&] { communicator.barrier(stream, "bucket 8").synchronize(); }),
-                  HasSubstr("rank 0: barrier 'bucket 7' of 8 bytes failed"));
-    }
-    both.arrive_and_wait();
-  });
+  const std::string text = "rank 0: barrier 'bucket 7' of 8 bytes failed";
+  std::latch failed(1);  // the error shall be rank 0's
+  on_two(
+      kDeadline,
+      [&](Communicator& communicator, CudaDevice&, Stream& stream) {
+        Event done = communicator.barrier(stream, "bucket 7");
+        fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
+        EXPECT_THAT(error_of([&] { done.synchronize(); }),
+                    HasSubstr(text + ": remote process exited"));
+        EXPECT_THROW(communicator.barrier(stream, "later"), CommError);
+        EXPECT_THROW(stream.synchronize(), CommError);
+        failed.count_down();
+      },
+      [&](Communicator& communicator, CudaDevice&, Stream& stream) {
+        failed.wait();  // and never comes to bucket 7
+        EXPECT_THAT(error_of([&] { communicator.barrier(stream, "bucket 8").synchronize(); }),
+                    HasSubstr(text));
+      });
   EXPECT_EQ(fake_.failures(), 1);
 }
 
@@ -103,9 +122,7 @@ TEST_F(NcclFailureTest, AnAbortEndsACallThatWaitsForPeers) {
 
 // NCCL frees the communicator: a call that has been made uses it, wherever it has got to.
 TEST_F(NcclFailureTest, AnAbortLetsACallReturnFirst) {
-  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
-    communicator.barrier(device.inline_stream(), "start").synchronize();
-    if (communicator.rank() == 1) return;
+  on_two(kDeadline, [&](Communicator& communicator, CudaDevice&, Stream& stream) {
     Gate made;
     fake_.before("ncclAllReduce", [&] {
       made.open();
@@ -119,7 +136,7 @@ TEST_F(NcclFailureTest, AnAbortLetsACallReturnFirst) {
       made.pass();
       communicator.abort("it cannot go on");
     });
-    EXPECT_THROW(communicator.barrier(device.inline_stream(), "bucket 7"), CommError);
+    EXPECT_THROW(communicator.barrier(stream, "bucket 7"), CommError);
     other.join();
   });
 }
@@ -137,51 +154,39 @@ TEST_F(NcclFailureTest, TheDeadlineEndsACallThatWaitsForPeers) {
 
 // A thread that frees memory waits for all streams, and calls of others for it.
 TEST_F(NcclFailureTest, TheDeadlineEndsACallWhileCudaAnswersNobody) {
-  std::barrier both(2);
-  on_ranks(2, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
-    communicator.barrier(device.inline_stream(), "start").synchronize();
-    both.arrive_and_wait();
-    if (communicator.rank() == 0) {
-      const Event done = communicator.barrier(device.inline_stream(), "bucket 7");
-      fake_.hold_calls();
-      const auto begin = std::chrono::steady_clock::now();
-      while (fake_.counts()["ncclCommAbort"] == 0 &&
-             std::chrono::steady_clock::now() - begin < kSoon) {
-        std::this_thread::sleep_for(milliseconds(1));
-      }
-      EXPECT_GT(fake_.counts()["ncclCommAbort"], 0);
-      fake_.let_calls_go();
-      EXPECT_THROW(done.synchronize(), CommError);
+  on_two(milliseconds(300), [&](Communicator& communicator, CudaDevice&, Stream& stream) {
+    const Event done = communicator.barrier(stream, "bucket 7");
+    fake_.hold_calls();
+    const auto begin = std::chrono::steady_clock::now();
+    while (fake_.counts()["ncclCommAbort"] == 0 &&
+           std::chrono::steady_clock::now() - begin < kSoon) {
+      std::this_thread::sleep_for(milliseconds(1));
     }
-    both.arrive_and_wait();
+    EXPECT_GT(fake_.counts()["ncclCommAbort"], 0);
+    fake_.let_calls_go();
+    EXPECT_THROW(done.synchronize(), CommError);
   });
 }
 
 // A rank's computation before a collective makes nobody wait for it.
 TEST_F(NcclFailureTest, QueuedWorkBeforeACollectiveIsNoDelay) {
   constexpr milliseconds kTimeout{500};
-  on_ranks(2, kTimeout, [&](Communicator& communicator, CudaDevice& device) {
-    Stream& stream = device.inline_stream();
-    communicator.barrier(stream, "start").synchronize();
+  const Part work = [&](Communicator& communicator, CudaDevice& device, Stream& stream) {
     {
       const CurrentDevice current(device.index());
       fake::submit(cuda_stream(stream).handle(),
                    [&] { std::this_thread::sleep_for(3 * kTimeout); });
     }
     EXPECT_NO_THROW(communicator.barrier(stream, "bucket 1").synchronize());
-  });
-}
-
-// One that rank 0 waits for in "bucket 7" for ever; returns the error.
-std::string error_of_wait(Communicator& communicator, CudaDevice& device) {
-  return error_of([&] { communicator.barrier(device.inline_stream(), "bucket 7").synchronize(); });
+  };
+  on_two(kTimeout, work, work);
 }
 
 TEST_F(NcclFailureTest, ARankThatLeavesEndsTheWaitOfItsPeers) {
   on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
     communicator.barrier(device.inline_stream(), "start").synchronize();
     if (communicator.rank() == 1) return;
-    EXPECT_THAT(error_of_wait(communicator, device),
+    EXPECT_THAT(error_of_wait(communicator, device.inline_stream()),
                 ContainsRegex("rank 1 .*left.* while rank 0 waited for it in barrier "
                               "'bucket 7'"));
   });
@@ -222,7 +227,7 @@ TEST_F(NcclFailureTest, ARankThatDiedIsAnErrorAtOnce) {
     device.share_memory_with(1 - communicator.rank());  // they are no threads of one process now
     communicator.barrier(device.inline_stream(), "start").synchronize();
     if (communicator.rank() == 0) {
-      EXPECT_THAT(error_of_wait(communicator, device),
+      EXPECT_THAT(error_of_wait(communicator, device.inline_stream()),
                   ContainsRegex("rank 1 .*died while rank 0 waited for it in barrier "
                                 "'bucket 7'"));
     }
@@ -275,15 +280,9 @@ class BreakingStore final : public ForwardingStore {
 TEST_F(NcclFailureTest, AnyErrorOfTheWatcherIsOneOfTheCollective) {
   const auto store = std::make_shared<BreakingStore>();
   store_ = store;
-  std::barrier both(2);
-  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
-    communicator.barrier(device.inline_stream(), "start").synchronize();
-    both.arrive_and_wait();
+  on_two(kDeadline, [&](Communicator& communicator, CudaDevice&, Stream& stream) {
     store->break_now();
-    if (communicator.rank() == 0) {
-      EXPECT_THAT(error_of_wait(communicator, device), HasSubstr("the store broke"));
-    }
-    both.arrive_and_wait();
+    EXPECT_THAT(error_of_wait(communicator, stream), HasSubstr("the store broke"));
   });
 }
 
@@ -294,71 +293,56 @@ TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
   EXPECT_THROW(make_nccl_communicator(options), CommError);
 }
 
-// Gathers `count` chunks together.
-void gather_coalesced(Communicator& communicator, CudaDevice& device, int count) {
-  const Buffer memory = *communicator.allocate(4096, Sharing::per_rank);
-  const Drain drain{device};
-  const TensorView all = view_of(memory, DType::bf16, 2048);
-  const int64_t part = all.numel / count;
-  const int64_t mine = part / communicator.world_size();
-  Stream& stream = device.inline_stream();
-  communicator
-      .coalesced(stream,
-                 [&] {
-                   for (int i = 0; i < count; ++i) {
-                     const TensorView whole = all.slice(i * part, mine * communicator.world_size());
-                     communicator.all_gather(whole.slice(communicator.rank() * mine, mine), whole,
-                                             Sync::one_sided, stream,
-                                             "bucket " + std::to_string(i));
-                   }
-                 })
-      .synchronize();
-}
-
-TEST_F(NcclFailureTest, GathersMadeTogetherAreOneGroup) {
-  on_ranks(2, seconds(10), [&](Communicator& communicator, CudaDevice& device) {
-    gather_coalesced(communicator, device, 5);
-    gather_coalesced(communicator, device, 1);  // needs none
-  });
-  EXPECT_EQ(fake_.counts()["ncclAllGather"], 2 * (5 + 1));
-  EXPECT_EQ(fake_.counts()["ncclGroupStart"], 2);
-  EXPECT_EQ(fake_.counts()["ncclGroupEnd"], 2);
-}
-
 TEST_F(NcclFailureTest, AnErrorWithinAGroupEndsTheGroupAndNamesIt) {
-  for (const char* name : {"ncclGroupStart", "ncclAllGather", "ncclGroupEnd"}) {
+  const auto gather_three = [](Communicator& communicator, CudaDevice& device) {
+    const Buffer memory = *communicator.allocate(4096, Sharing::per_rank);
+    const Drain drain{device};
+    Stream& stream = device.inline_stream();
+    const auto gather = [&](int64_t i) {
+      const TensorView whole = view_of(memory, DType::bf16, 2048).slice(i * 600, 600);
+      communicator.all_gather(whole.slice(communicator.rank() * 300, 300), whole, Sync::one_sided,
+                              stream, "bucket " + std::to_string(i));
+    };
+    communicator
+        .coalesced(stream,
+                   [&] {
+                     for (const int64_t i : {0, 1, 2}) gather(i);
+                   })
+        .synchronize();
+  };
+  for (const std::string name : {"ncclGroupStart", "ncclAllGather", "ncclGroupEnd"}) {
     fake_.reset();
     fake_.fail(name, 0, ncclSystemError);
-    const auto run = [&](Communicator& communicator, CudaDevice& device) {
-      EXPECT_THAT(testing::error_of<CommError>([&] { gather_coalesced(communicator, device, 3); }),
+    on_ranks(2, milliseconds(500), [&](Communicator& communicator, CudaDevice& device) {
+      EXPECT_THAT(testing::error_of<CommError>([&] { gather_three(communicator, device); }),
                   AllOf(HasSubstr("bucket 0"), HasSubstr("and 2 more")))
           << name;
-    };
-    on_ranks(2, milliseconds(500), run);
-    const std::map<std::string, int> counts = fake_.counts();
-    EXPECT_EQ(counts.at("ncclGroupStart") - (name == std::string("ncclGroupStart") ? 1 : 0),
-              counts.contains("ncclGroupEnd") ? counts.at("ncclGroupEnd") : 0);
+    });
+    std::map<std::string, int> counts = fake_.counts();
+    EXPECT_EQ(counts["ncclGroupStart"] - (name == "ncclGroupStart" ? 1 : 0),
+              counts["ncclGroupEnd"]);
   }
 }
 
 TEST_F(NcclFailureTest, ReducesWithoutCopiesWhereDtypesAgree) {
   on_ranks(2, seconds(10), [&](Communicator& communicator, CudaDevice& device) {
+    Stream& stream = device.inline_stream();
     const Buffer full = *communicator.allocate(1024, Sharing::per_rank);
     const Buffer part = device.allocate(1024, MemoryCategory::buckets);
-    communicator.barrier(device.inline_stream(), "").synchronize();
-    const int before = fake_.counts()["cudaMemcpyAsync"] + fake_.counts()["cudaLaunchKernel"] +
-                       fake_.counts()["cudaMallocFromPoolAsync"];
-    communicator.barrier(device.inline_stream(), "").synchronize();  // both have counted
+    // All ranks have come and count; the next barrier is over when all have counted.
+    const auto work = [&] {
+      communicator.barrier(stream, "").synchronize();
+      std::map<std::string, int> counts = fake_.counts();
+      communicator.barrier(stream, "").synchronize();
+      return counts["cudaMemcpyAsync"] + counts["cudaLaunchKernel"] +
+             counts["cudaMallocFromPoolAsync"];
+    };
+    const int before = work();
     const TensorView in = view_of(full, DType::bf16, 16);
-    communicator.reduce_scatter(in, view_of(part, DType::bf16, 8), Output::overwrite,
-                                device.inline_stream(), "");
-    communicator.all_gather(view_of(part, DType::bf16, 8), in, Sync::collective,
-                            device.inline_stream(), "");
-    communicator.barrier(device.inline_stream(), "").synchronize();
-    EXPECT_EQ(fake_.counts()["cudaMemcpyAsync"] + fake_.counts()["cudaLaunchKernel"] +
-                  fake_.counts()["cudaMallocFromPoolAsync"],
-              before);
-    communicator.barrier(device.inline_stream(), "").synchronize();
+    const TensorView out = view_of(part, DType::bf16, 8);
+    communicator.reduce_scatter(in, out, Output::overwrite, stream, "");
+    communicator.all_gather(out, in, Sync::collective, stream, "");
+    EXPECT_EQ(work(), before);
   });
 }
 

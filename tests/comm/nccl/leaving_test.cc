@@ -31,17 +31,13 @@ class IdleChild {
 };
 
 // Counts how often it was looked in after it had gone.
-class CountingStore final : public Store {
+class CountingStore final : public ForwardingStore {
  public:
   CountingStore(std::shared_ptr<Store> store, std::atomic<int>& vain)
-      : store_(std::move(store)), vain_(vain) {}
-  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
-  std::string get(const std::string& key, milliseconds timeout) override {
-    return store_->get(key, timeout);
-  }
+      : ForwardingStore(std::move(store)), vain_(vain) {}
   std::optional<std::string> find(const std::string& key) override {
     try {
-      return store_->find(key);
+      return ForwardingStore::find(key);
     } catch (const CommError&) {
       if (!key.ends_with("stall asked")) ++vain_;
       throw;
@@ -49,7 +45,6 @@ class CountingStore final : public Store {
   }
 
  private:
-  const std::shared_ptr<Store> store_;
   std::atomic<int>& vain_;
 };
 

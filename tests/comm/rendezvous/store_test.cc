@@ -4,17 +4,16 @@
 
 #include "comm/rendezvous/store_server.h"
 #include "comm/rendezvous/tcp_store.h"
-#include "device/cpu/cpu_stream.h"
 #include "os/address.h"
 #include "os/socket.h"
-#include "tests/harness.h"
+#include "tests/error_of.h"
 #include "tests/scratch.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun::testing {
 namespace {
 
-using namespace std::chrono_literals;
+using namespace std::literals;
 
 Deadline soon() { return std::chrono::steady_clock::now() + 30s; }
 
@@ -50,19 +49,13 @@ FileDescriptor greeted(const Store& server) {
 
 // Every store does this, from each of its ends.
 void expect_store(Store& one, Store& other) {
-  one.set("a", "1");
-  EXPECT_EQ(other.get("a", 30s), "1");
-  one.set("a", "2");
-  EXPECT_EQ(other.get("a", 30s), "2");
-  one.set("empty", "");
-  EXPECT_EQ(other.get("empty", 30s), "");
   const std::string binary("a\0b\n\xff", 5);
-  one.set(binary, binary);
-  EXPECT_EQ(other.get(binary, 30s), binary);
-  const std::string large(300'000, 'x');
-  one.set("large", large);
-  EXPECT_EQ(other.get("large", 30s), large);
-
+  for (const auto& [key, value] :
+       {std::pair("a"s, "1"s), std::pair("a"s, "2"s), std::pair("empty"s, ""s),
+        std::pair(binary, binary), std::pair("large"s, std::string(300'000, 'x'))}) {
+    one.set(key, value);
+    EXPECT_EQ(other.get(key, 30s), value);
+  }
   EXPECT_EQ(other.find("a"), "2");
   EXPECT_EQ(other.find("empty"), "");
   EXPECT_EQ(other.find("none"), std::nullopt);
@@ -75,26 +68,16 @@ void expect_store(Store& one, Store& other) {
   EXPECT_EQ(other.get("never", 30s), "works after a failure");
 }
 
-TEST(StoreTest, MemoryStoreKeepsValues) {
+TEST(StoreTest, KeepsValuesOfAllSides) {
   const auto store = make_memory_store();
   expect_store(*store, *store);
-}
-
-TEST(StoreTest, TcpStoreKeepsValuesOfBothSides) {
-  const TcpPair pair = make_tcp_pair();
-  expect_store(*pair.server, *pair.client);
-}
-
-TEST(StoreTest, TcpStoreKeepsValuesOfClients) {
-  const TcpPair pair = make_tcp_pair();
-  expect_store(*pair.client, *pair.server);
-}
-
-TEST(StoreTest, AGetThatWaitsDoesNotKeepOthersFromSetting) {
-  const TcpPair pair = make_tcp_pair();
-  auto waiting = std::async(std::launch::async, [&] { return pair.client->get("key", 30s); });
-  pair.client->set("key", "value");
-  EXPECT_EQ(waiting.get(), "value");
+  for (const bool from_client : {false, true}) {
+    for (const bool to_client : {false, true}) {
+      const TcpPair pair = make_tcp_pair();
+      expect_store(from_client ? *pair.client : *pair.server,
+                   to_client ? *pair.client : *pair.server);
+    }
+  }
 }
 
 TEST(StoreTest, ClientsThatWaitAreAnsweredOneByOneAndThoseThatLeaveAreForgotten) {
@@ -134,18 +117,13 @@ TEST(StoreTest, AClientWithAnotherSecretIsRefused) {
   expect_served(pair);
 }
 
-TEST(StoreTest, NobodyAtThePortIsAnErrorAfterTheTimeout) {
+TEST(StoreTest, AServerThatCannotBeReachedIsAnErrorAfterTheTimeout) {
   TcpStoreOptions options;
   options.port = reserve_port("127.0.0.1", 0).port;  // and lets it go again
   options.timeout = 50ms;
   EXPECT_THAT(error_of([&] { make_tcp_store(options); }),
               AllOf(HasSubstr("rank 0"), HasSubstr(std::to_string(options.port))));
-}
-
-TEST(StoreTest, AnUnknownHostIsAnError) {
-  TcpStoreOptions options;
   options.host = "no such host";
-  options.timeout = 50ms;
   EXPECT_THAT(error_of([&] { make_tcp_store(options); }), HasSubstr("'no such host'"));
 }
 
@@ -205,7 +183,7 @@ bool is_dropped(const FileDescriptor& socket) {
   }
 }
 
-TEST(StoreTest, UnauthenticatedClientsAreDropped) {
+TEST(StoreTest, ClientsThatDoNotKeepToTheProtocolAreDropped) {
   const TcpPair pair = make_tcp_pair();
   const uint16_t port = bound_port(*pair.server);
   const std::vector<std::string> greetings = {
@@ -222,27 +200,19 @@ TEST(StoreTest, UnauthenticatedClientsAreDropped) {
     send(client.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL);
     EXPECT_TRUE(is_dropped(client)) << greeting.substr(0, 20);
   }
-  // Clients that say nothing go when too many are there.
-  std::vector<FileDescriptor> silent;
-  for (int i = 0; i < 100; ++i) silent.push_back(connect_to("127.0.0.1", port, soon()));
-  EXPECT_TRUE(is_dropped(silent.front()));
-  expect_served(pair);
-}
-
-TEST(StoreTest, APeerThatKnowsTheSecretCannotBreakTheServer) {
-  const TcpPair pair = make_tcp_pair();
-  const std::vector<std::string> requests = {
-      "",
-      "x",
-      std::string(1, store_protocol::kSet),
-      store_protocol::kSet + std::string("\xff\xff\xff\x7f", 4),
-      store_protocol::kSet + std::string("\x05\0\0\0key", 7),
-  };
-  for (const std::string& request : requests) {
+  // Of peers that know the secret.
+  for (const std::string& request :
+       {std::string(), std::string("x"), std::string(1, store_protocol::kSet),
+        store_protocol::kSet + std::string("\xff\xff\xff\x7f", 4),
+        store_protocol::kSet + std::string("\x05\0\0\0key", 7)}) {
     const FileDescriptor peer = greeted(*pair.server);
     send_frame(peer, request, soon());
     EXPECT_TRUE(is_dropped(peer));
   }
+  // Clients that say nothing go when too many are there.
+  std::vector<FileDescriptor> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(connect_to("127.0.0.1", port, soon()));
+  EXPECT_TRUE(is_dropped(silent.front()));
   expect_served(pair);
 }
 
@@ -336,53 +306,6 @@ TEST(StoreTest, AClientThatSendsWhileItsGetWaitsCostsNoTimeAlsoWhenItDies) {
   setsockopt(client.get(), SOL_SOCKET, SO_LINGER, &kReset, sizeof(kReset));
   client.close();
   EXPECT_LT(cpu_seconds(), 0.2);
-}
-
-TEST(StoreTest, AJobMeetsWhileNoiseIsThrownAtItsPort) {
-  const TcpPair pair = make_tcp_pair();
-  const uint16_t port = bound_port(*pair.server);
-  std::atomic<bool> over = false;
-  std::atomic<int> thrown = 0;
-  std::thread noise([&] {
-    std::mt19937 random(7);
-    while (!over) {
-      std::string bytes(random() % 300, '\0');
-      for (char& byte : bytes) byte = static_cast<char>(random() % (random() % 2 ? 256 : 3));
-      const FileDescriptor client = connect_to("127.0.0.1", port, soon());
-      send(client.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      ++thrown;
-    }
-  });
-  while (thrown < 20) std::this_thread::yield();
-  std::vector<std::future<void>> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.push_back(std::async(std::launch::async, [&, rank] {
-      std::shared_ptr<Store> store = pair.server;
-      if (rank > 0) store = make_tcp_store({.port = port, .secret = "shared by the job"});
-      const auto communicator = make_communicator(options_of_rank(rank, 3, store));
-      barrier(*communicator, "met");
-    }));
-  }
-  for (auto& rank : ranks) EXPECT_NO_THROW(rank.get());
-  over = true;
-  noise.join();
-}
-
-TEST(StoreTest, FramesSurviveAnyBytes) {
-  std::mt19937 random(11);
-  for (int round = 0; round < 2000; ++round) {
-    std::string bytes(random() % 64, '\0');
-    for (char& byte : bytes) byte = static_cast<char>(random() % 7);
-    try {
-      while (take_frame(bytes, 32)) {
-      }
-    } catch (const CommError&) {  // a length beyond the limit
-    }
-  }
-  std::string stream = frame_of("one") + frame_of("") + frame_of("three").substr(0, 6);
-  EXPECT_EQ(take_frame(stream, 10), "one");
-  EXPECT_EQ(take_frame(stream, 10), "");
-  EXPECT_EQ(take_frame(stream, 10), std::nullopt);
 }
 
 }  // namespace

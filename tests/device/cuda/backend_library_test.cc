@@ -22,12 +22,9 @@ class BackendLibraryTest : public ::testing::Test {
   const CudaBackend& backend_ = plugin_entry<CudaBackend>(library_, kCudaBackendEntry);
 };
 
-TEST_F(BackendLibraryTest, SaysWhyThereIsNoDevice) {
+TEST_F(BackendLibraryTest, SaysWhyThereIsNoDeviceInErrorsThatAreCaughtByType) {
   EXPECT_EQ(backend_.device_count(), 0);
   EXPECT_THAT(backend_.why_no_device(), HasSubstr("cudaError"));
-}
-
-TEST_F(BackendLibraryTest, ItsErrorsAreCaughtByType) {
   EXPECT_THROW(backend_.make_device({}), DeviceError);
   EXPECT_THROW(backend_.identity_of(*make_cpu_device()), InternalError);
 }

@@ -10,9 +10,8 @@ namespace {
 
 class CudaFailureTest : public FakeCudaTest {};
 
-// Every function of the device at least once; how often each was called before it was all given
-// back.
-std::map<std::string, int> use_device() {
+// Every function of the device at least once.
+void use_device() {
   std::vector<float> host(4, 1.0F);  // outlives the streams
   CudaDevice device(0, 0);
   const Buffer buffer = device.allocate(4096, MemoryCategory::other);
@@ -41,32 +40,17 @@ std::map<std::string, int> use_device() {
   device.download(device.inline_stream(), matrix, host.data());
   device.inline_stream().synchronize();
   device.inline_stream().record().synchronize();
-  return fake::FakeCuda::instance().counts();
 }
 
 TEST_F(CudaFailureTest, EveryRefusedCallOfTheDeviceIsATypedErrorAndLeaksNothing) {
-  std::map<std::string, int> working = use_device();
-  const std::map<std::string, int> counts = fake_.counts();
-  ASSERT_GT(counts.size(), 20U);
-  int failures = 0;
-  for (const auto& [name, count] : counts) {
-    if (name.starts_with('(')) continue;  // no call
-    for (int nth = 0; nth < count; ++nth) {
-      fake_.reset();
-      fake_.fail(name, nth, FailingCalls::error_of(name));
-      try {
-        use_device();
-        EXPECT_FALSE(FailingCalls::must_tell(name)) << name << " " << nth;
-        EXPECT_FALSE(FailingCalls::waits(name) && nth < working[name]) << name << " " << nth;
-      } catch (const DeviceError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("failed")) << name;
-        ++failures;
-      }
-      EXPECT_THAT(fake_.leaks(), IsEmpty()) << name << " " << nth;
-      EXPECT_THAT(fake_.violations(), IsEmpty()) << name << " " << nth;
-    }
+  FailingCalls calls("device", 1, [](int /*rank*/, const std::shared_ptr<Store>& /*store*/) {
+    use_device();
+    return 0;
+  });
+  using Which = FailingCalls::Which;
+  for (const Which which : {Which::first, Which::middle, Which::last}) {
+    EXPECT_GT(calls.fail_each(which), 20);
   }
-  EXPECT_GT(failures, 40);
 }
 
 TEST_F(CudaFailureTest, AnErrorNamesTheDeviceTheCallAndTheReason) {

@@ -14,40 +14,7 @@ namespace {
 
 constexpr int64_t kBlockNumel = DeviceCopies::kBlockNbytes / sizeof(float);
 
-std::vector<float> counted(int64_t numel) {
-  std::vector<float> values(static_cast<size_t>(numel));
-  std::iota(values.begin(), values.end(), 0.0F);
-  return values;
-}
-
 using DeviceCopiesTest = LateCudaTest<300>;
-
-TEST_F(DeviceCopiesTest, EveryByteComesToItsPlaceAndBackInOrder) {
-  CudaDevice device(0, 0);
-  for (const int64_t numel : {int64_t{1}, kBlockNumel, 3 * kBlockNumel + 5}) {
-    const std::vector<float> values = counted(numel);
-    const auto nbytes = static_cast<size_t>(numel) * sizeof(float);
-    const Buffer memory = device.allocate(nbytes, MemoryCategory::other);
-    const TensorView view = view_of(memory, DType::fp32, numel);
-    DeviceCopies copies(device);
-    copies.upload(view, false, [&](uint64_t offset, std::span<std::byte> bytes) {
-      std::memcpy(bytes.data(), reinterpret_cast<const std::byte*>(values.data()) + offset,
-                  bytes.size());
-    });
-    std::vector<float> back(values.size());
-    uint64_t done = 0;
-    for (int round = 0; round < 2; ++round) {  // of two tensors
-      copies.download(view, false, [&, round](uint64_t offset, std::span<const std::byte> bytes) {
-        EXPECT_EQ(round * nbytes + offset, done);
-        std::memcpy(reinterpret_cast<std::byte*>(back.data()) + offset, bytes.data(), bytes.size());
-        done += bytes.size();
-      });
-    }
-    copies.finish();
-    EXPECT_EQ(done, 2 * nbytes);
-    EXPECT_EQ(back, values);
-  }
-}
 
 TEST_F(DeviceCopiesTest, TheHostFillsABlockWhileTheGpuCopiesTheOther) {
   CudaDevice device(0, 0);
@@ -70,7 +37,7 @@ TEST_F(DeviceCopiesTest, TheHostFillsABlockWhileTheGpuCopiesTheOther) {
 
 TEST_F(DeviceCopiesTest, WhatIsOffloadedIsUsedWhereItIs) {
   CudaDevice device(0, 0);
-  std::vector<float> host = counted(10);
+  std::vector<float> host(10);
   const TensorView view = view_of(std::span(host));
   DeviceCopies copies(device);
   copies.upload(view, true,
@@ -128,16 +95,7 @@ TEST_F(DeviceCopiesTest, ACheckpointOfAGpuIsThatOfTheCpuAndBack) {
   }
 }
 
-// What an asynchronous save of a GPU's states makes the training wait for.
-
 constexpr int64_t kPieceNumel = (8 << 20) / sizeof(float);
-
-class SnapshotTest : public LateCudaTest<300> {
- protected:
-  // Calls that wait for a stream, on the training's thread: the thread that writes waits for
-  // events.
-  int waits_of_streams() { return fake_.counts()["cudaStreamSynchronize"]; }
-};
 
 std::vector<ParameterSpec> matrices(int count) {
   std::vector<ParameterSpec> specs = {{"large", {2 * kPieceNumel + 3}, "m"}};
@@ -145,11 +103,13 @@ std::vector<ParameterSpec> matrices(int count) {
   return specs;
 }
 
-// The copies follow each other on the stream; what the ranks tell each other has waits of its own.
-TEST_F(SnapshotTest, ASaveWaitsForTheGpuOnceHoweverManyTensorsThereAre) {
+// Calls of the training's thread that wait for a stream. The copies follow each other on it; what
+// the ranks tell each other has waits of its own, and the thread that writes waits for events.
+TEST_F(DeviceCopiesTest, AnAsynchronousSaveWaitsForTheGpuOnceHoweverManyTensorsThereAre) {
   const TemporaryDirectory directory;
   const auto device = std::make_shared<CudaDevice>(0, 0);
   const auto comm = make_nccl_communicator({.device = device});
+  const auto waits_of_streams = [&] { return fake_.counts()["cudaStreamSynchronize"]; };
   std::vector<int> waits;
   for (const int count : {1, 40}) {
     const auto engine = make_counted_engine(*device, *comm, matrices(count), 1.0F);

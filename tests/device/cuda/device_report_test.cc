@@ -63,8 +63,6 @@ TEST_F(DeviceReportTest, ADeviceThatCannotBeAskedLeavesTheOthers) {
                           StartsWith("cuda:1: Fake GPU")));
 }
 
-TEST_F(DeviceReportTest, OneGpuHasNoLinks) { EXPECT_THAT(links(), ElementsAre()); }
-
 // Two GPUs are linked by NVLink, the third is behind another host bridge.
 TEST_F(DeviceReportTest, ShowsHowGpusAreLinkedAndWhoReadsWhom) {
   fake_.set_devices(3);
@@ -75,6 +73,8 @@ TEST_F(DeviceReportTest, ShowsHowGpusAreLinkedAndWhoReadsWhom) {
                   "cuda:1  NV4      -        SYS!     ", "cuda:2  SYS!     SYS!     -        ",
                   StartsWith("!: no peer access"), StartsWith("NV and a number"),
                   StartsWith("SYS: through the connection between NUMA nodes")));
+  fake_.set_links({.switched = 18});
+  EXPECT_THAT(links(), Contains("cuda:1  NV18     -        NV18     "));
 }
 
 TEST_F(DeviceReportTest, WithoutNvLinkTheCommonBridgeIsTheLink) {
@@ -84,23 +84,17 @@ TEST_F(DeviceReportTest, WithoutNvLinkTheCommonBridgeIsTheLink) {
                           "cuda:1  PHB      -        ", "PHB: through a PCIe host bridge"));
 }
 
-TEST_F(DeviceReportTest, LinksToASwitchLeadToEveryGpu) {
-  fake_.set_devices(3);
-  fake_.set_links({.switched = 18});
-  EXPECT_THAT(links(), Contains("cuda:1  NV18     -        NV18     "));
-}
-
-TEST_F(DeviceReportTest, WithoutNvmlLinksAreUnknownAndItSaysWhy) {
+TEST_F(DeviceReportTest, WithoutNvmlLinksAndTheDriversVersionAreUnknownAndItSaysWhy) {
+  EXPECT_THAT(links(), ElementsAre());  // of one GPU
+  fake_.reset();
+  fake_.fail("nvmlInit_v2", 0, 9);
+  EXPECT_THAT(cuda_report().front(), HasSubstr("driver of unknown version (nvmlInit failed"));
+  fake_.reset();
   fake_.set_devices(2);
   fake_.fail("nvmlInit_v2", 1, 9);  // the first is asked for the driver's version
   EXPECT_THAT(links(), ElementsAre(StartsWith("links"), "cuda:0  -        ?        ",
                                    "cuda:1  ?        -        ",
                                    HasSubstr("?: unknown: nvmlInit failed: a fake error")));
-}
-
-TEST_F(DeviceReportTest, WithoutNvmlTheDriverHasNoVersion) {
-  fake_.fail("nvmlInit_v2", 0, 9);
-  EXPECT_THAT(cuda_report().front(), HasSubstr("driver of unknown version (nvmlInit failed"));
 }
 
 }  // namespace

@@ -36,25 +36,6 @@ class FailingCalls {
     return failures;
   }
 
-  // A value of the library's own type of errors.
-  static int error_of(const std::string& function) {
-    if (function.starts_with("cublas")) return 7;  // CUBLAS_STATUS_INVALID_VALUE
-    return function.starts_with("cuda") ? static_cast<int>(cudaErrorUnknown) : 2;
-  }
-
-  // True if a failure is an error: not of functions that give back, only look or help others, or
-  // can be done without. Waits are some of each: the last ones are for what is given back.
-  static bool must_tell(const std::string& function) {
-    for (const char* end :
-         {"Destroy", "Destroy_v2", "FreeAsync", "MemFree", "Abort", "Finalize", "Deregister",
-          "FreeHost", "TrimTo", "CaptureMode", "EventQuery", "SetDevice", "GetDevice",
-          "GetAsyncError", "GetHeuristic", "EntryPointByVersion", "MemAlloc", "CommRegister"}) {
-      if (function.ends_with(end)) return false;
-    }
-    return !waits(function);
-  }
-  static bool waits(const std::string& function) { return function.ends_with("Synchronize"); }
-
  private:
   struct Result {
     uint64_t hash = 0;
@@ -110,6 +91,23 @@ class FailingCalls {
       EXPECT_THAT(texts, ContainsRegex(said_of(function)));
     }
     return fake_.failures();
+  }
+
+  // A value of the library's own type of errors.
+  static int error_of(const std::string& function) {
+    if (function.starts_with("cublas")) return 7;  // CUBLAS_STATUS_INVALID_VALUE
+    return function.starts_with("cuda") ? static_cast<int>(cudaErrorUnknown) : 2;
+  }
+
+  // True if a failure is an error: not of functions that give back, only look or help others, or
+  // can be done without. Waits are some of each: the last ones are for what is given back.
+  static bool must_tell(const std::string& function) {
+    constexpr auto kEnds = std::to_array<const char*>(
+        {"Destroy", "Destroy_v2", "FreeAsync", "MemFree", "Abort", "Finalize", "Deregister",
+         "FreeHost", "TrimTo", "CaptureMode", "EventQuery", "SetDevice", "GetDevice",
+         "GetAsyncError", "GetHeuristic", "EntryPointByVersion", "MemAlloc", "CommRegister",
+         "Synchronize"});
+    return std::ranges::none_of(kEnds, [&](const char* end) { return function.ends_with(end); });
   }
 
   // Fails the test unless the error is one that a caller can act on.

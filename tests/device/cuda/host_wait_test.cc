@@ -30,61 +30,25 @@ struct HeldStream {
 };
 [[noreturn]] void lose_peer() { throw CommError("a peer died"); }
 
-// `first` is busy, so `last` is the first to wait for the host; what it waits for needs `first`.
-struct Chain {
-  explicit Chain(CudaDevice& device)
-      : first(device.make_stream("first")), last(device.make_stream("last")) {
-    fake::submit(cuda_stream(*first).handle(), [this] { first_may_go.pass(); });
-  }
-
-  std::unique_ptr<Stream> first;
-  std::unique_ptr<Stream> last;
-  Gate first_may_go;
-};
-
-// Why streams do not wait in host functions: one that waits holds up all others.
-TEST_F(HostWaitTest, AHostFunctionThatWaitsKeepsOthersFromRunning) {
-  CudaDevice device(0, 0);
-  Chain chain(device);
-  struct Function {
-    Gate entered;
-    Gate may_return;
-    std::atomic<bool> returned{false};
-    static void run(void* self) {
-      auto* const function = static_cast<Function*>(self);
-      function->entered.open();
-      function->may_return.pass();
-      function->returned = true;
-    }
-  } of_first;
-  Function of_last;
-  cudaLaunchHostFunc(cuda_stream(*chain.first).handle(), Function::run, &of_first);
-  cudaLaunchHostFunc(cuda_stream(*chain.last).handle(), Function::run, &of_last);
-  of_last.entered.pass();
-  of_first.may_return.open();
-  chain.first_may_go.open();
-  // `of_last` waiting for `of_first` would be for ever.
-  EXPECT_FALSE(of_first.returned);
-  of_last.may_return.open();
-  chain.first->synchronize();
-  chain.last->synchronize();
-  EXPECT_TRUE(of_first.returned);
-}
-
+// `first` is busy, so `last` is the first to wait for the host; what it waits for needs `first`. A
+// host function that waits would hold up all others.
 TEST_F(HostWaitTest, StreamsThatWaitForEachOtherThroughTheHostGoOn) {
   CudaDevice device(0, 0);
   const auto worker = make_worker_stream("worker");
   const auto other = make_worker_stream("other");
   for (int round = 0; round < 50; ++round) {
-    Chain chain(device);
+    const auto first = device.make_stream("first");
+    const auto last = device.make_stream("last");
+    Gate first_may_go;
     Gate gate;
+    fake::submit(cuda_stream(*first).handle(), [&] { first_may_go.pass(); });
     other->submit([&] { gate.pass(); });
-    chain.first->wait(other->record());
-    worker->wait(chain.first->record());
-    chain.last->wait(worker->record());
+    first->wait(other->record());
+    worker->wait(first->record());
+    last->wait(worker->record());
     gate.open();
-    chain.first_may_go.open();
-    chain.last->synchronize();
+    first_may_go.open();
+    last->synchronize();
   }
   EXPECT_EQ(fake_.counts()["cuStreamWaitValue32"], 100);
 }
@@ -224,14 +188,6 @@ TEST_F(HostWaitTest, WhereTheGpuCannotWaitTheCallerDoes) {
   opener.join();
 }
 
-TEST_F(HostWaitTest, AnyThreadMayWait) {
-  HeldStream held;
-  std::thread([&] { held.stream.wait(held.event); }).join();
-  held.gate.open();
-  held.stream.synchronize();
-  EXPECT_EQ(fake_.counts()["cuStreamWaitValue32"], 1);
-}
-
 TEST_F(HostWaitTest, AFailedEventIsTheErrorOfTheStreamHoweverItWaited) {
   for (const bool happened : {false, true}) {
     HeldStream held(lose_peer);
@@ -261,7 +217,7 @@ TEST_F(HostWaitTest, AStreamThatWaitsForAFailedOneHasItsErrorToo) {
 }
 
 // A context on device 0 for each rank of a host would cost that device's memory.
-TEST_F(HostWaitTest, ADeviceIsUsedWithoutTouchingTheDefaultOne) {
+TEST_F(HostWaitTest, ADeviceIsUsedWithoutTouchingTheDefaultOneOrThatOfTheThread) {
   fake_.set_devices(2);
   std::thread([&] {
     CudaDevice device(1, 0);
@@ -274,18 +230,14 @@ TEST_F(HostWaitTest, ADeviceIsUsedWithoutTouchingTheDefaultOne) {
     device.inline_stream().synchronize();
   }).join();
   EXPECT_THAT(fake_.used_devices(), ElementsAre(1));
-}
-
-TEST_F(HostWaitTest, AThreadThatUsesAnotherDeviceKeepsIt) {
-  fake_.set_devices(2);
-  std::thread([&] {
+  std::thread([&] {  // that uses another one already
     ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-    CudaDevice device(1, 0);
-    const Buffer buffer = device.allocate(64, MemoryCategory::other);
+    CudaDevice(1, 0).allocate(64, MemoryCategory::other);
     int current = -1;
     ASSERT_EQ(cudaGetDevice(&current), cudaSuccess);
     EXPECT_EQ(current, 0);
-  }).join();
+  })
+      .join();
 }
 
 }  // namespace

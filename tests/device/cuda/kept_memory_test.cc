@@ -47,17 +47,6 @@ TEST_F(KeptMemoryTest, GoesAsFarAsTheLimitNeedsTheLongestKeptFirst) {
   EXPECT_EQ(count("cudaMallocFromPoolAsync"), 3);
 }
 
-TEST_F(KeptMemoryTest, IsNamedWhereTheLimitRefuses) {
-  CudaDevice device(0, 1000);
-  const Buffer states = device.allocate(500, MemoryCategory::optimizer);
-  use(device, {400});
-  EXPECT_THAT([&] { device.allocate(501, MemoryCategory::activations); },
-              ThrowsMessage<DeviceError>(AllOf(HasSubstr("500 B free of the limit of 1000 B"),
-                                               HasSubstr("optimizer 500 B"),
-                                               HasSubstr("kept for reuse 400 B"))));
-  EXPECT_TRUE(device.allocate(500, MemoryCategory::activations));
-}
-
 std::shared_ptr<Communicator> join_alone(const std::shared_ptr<CudaDevice>& device) {
   CommunicatorOptions options{.device = device};
   options.store = make_memory_store();

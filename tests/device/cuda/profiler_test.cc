@@ -10,68 +10,39 @@
 namespace zerorun::testing {
 namespace {
 
-// Ranges by thread, as NVTX has them.
-class Profiler {
- public:
-  static Profiler& instance() {
-    static Profiler profiler;
-    return profiler;
-  }
-
-  void forget() {
-    const std::lock_guard lock(mutex_);
-    open_.clear();
-    ended_.clear();
-    streams_.clear();
-    unpaired_ = 0;
-  }
-  int push(const char* name) {
-    const std::lock_guard lock(mutex_);
-    std::vector<std::string>& open = open_[std::this_thread::get_id()];
-    open.emplace_back(name);
-    return static_cast<int>(open.size()) - 1;
-  }
-  int pop() {
-    const std::lock_guard lock(mutex_);
-    std::vector<std::string>& open = open_[std::this_thread::get_id()];
-    if (open.empty()) return ++unpaired_, -1;
-    ended_.insert(open.back());
-    open.pop_back();
-    return static_cast<int>(open.size());
-  }
-  void name_stream(const char* name) {
-    const std::lock_guard lock(mutex_);
-    streams_.insert(name);
-  }
-
-  // Pushed and not popped, and popped and not pushed.
-  int unpaired() const {
-    const std::lock_guard lock(mutex_);
-    size_t count = static_cast<size_t>(unpaired_);
-    for (const auto& [thread, open] : open_) count += open.size();
-    return static_cast<int>(count);
-  }
-  std::set<std::string> ended() const {
-    const std::lock_guard lock(mutex_);
-    return ended_;
-  }
-  std::set<std::string> streams() const {
-    const std::lock_guard lock(mutex_);
-    return streams_;
-  }
-
- private:
-  mutable std::mutex mutex_;  // guards all
-  std::map<std::thread::id, std::vector<std::string>> open_;
-  std::set<std::string> ended_;
-  std::set<std::string> streams_;
-  int unpaired_ = 0;
+// What a profiler sees: ranges by thread, as NVTX has them.
+struct Profile {
+  std::map<std::thread::id, std::vector<std::string>> open;
+  std::set<std::string> ended;
+  std::set<std::string> streams;
+  int unpushed = 0;  // and popped
 };
+std::mutex profile_mutex;
+Profile profile_now;  // guarded by the mutex
 
-int NVTX_API push(const char* name) { return Profiler::instance().push(name); }
-int NVTX_API pop() { return Profiler::instance().pop(); }
+// What was seen since the last call.
+Profile take_profile() {
+  const std::lock_guard lock(profile_mutex);
+  return std::exchange(profile_now, {});
+}
+
+int NVTX_API push(const char* name) {
+  const std::lock_guard lock(profile_mutex);
+  std::vector<std::string>& open = profile_now.open[std::this_thread::get_id()];
+  open.emplace_back(name);
+  return static_cast<int>(open.size()) - 1;
+}
+int NVTX_API pop() {
+  const std::lock_guard lock(profile_mutex);
+  std::vector<std::string>& open = profile_now.open[std::this_thread::get_id()];
+  if (open.empty()) return ++profile_now.unpushed, -1;
+  profile_now.ended.insert(open.back());
+  open.pop_back();
+  return static_cast<int>(open.size());
+}
 void NVTX_API name_stream(cudaStream_t /*stream*/, const char* name) {
-  Profiler::instance().name_stream(name);
+  const std::lock_guard lock(profile_mutex);
+  profile_now.streams.insert(name);
 }
 
 template <typename Function>
@@ -101,7 +72,7 @@ class ProfilerTest : public FakeCudaTest {
   void SetUp() override {
     FakeCudaTest::SetUp();
     ASSERT_TRUE(kAttached);
-    profiler_.forget();
+    take_profile();
   }
 
   // Two ranks' gather, backward and step; how many of them met an error. `before` is called once,
@@ -120,7 +91,13 @@ class ProfilerTest : public FakeCudaTest {
     run_engines(job, [&](Engine& engine, Communicator& comm) {
       ready.arrive_and_wait();
       try {
-        step(engine);
+        Device& device = engine.device();
+        backward_pass(engine, [&](ParameterId id) {
+          device.fill(device.inline_stream(), engine.gradient(id).view, 0.5F);
+          if (spec_of(engine, id).alias_of.empty()) engine.grad_ready(id);
+        });
+        engine.end_micro_step();
+        engine.step();
       } catch (const Error& error) {
         ++errors;
         comm.abort(error.what());
@@ -128,29 +105,21 @@ class ProfilerTest : public FakeCudaTest {
     });
     return errors;
   }
-
-  Profiler& profiler_ = Profiler::instance();
-
- private:
-  static void step(Engine& engine) {
-    Device& device = engine.device();
-    backward_pass(engine, [&](ParameterId id) {
-      device.fill(device.inline_stream(), engine.gradient(id).view, 0.5F);
-      if (spec_of(engine, id).alias_of.empty()) engine.grad_ready(id);
-    });
-    engine.end_micro_step();
-    engine.step();
-  }
 };
+
+void expect_pairs(const Profile& found) {
+  EXPECT_EQ(found.unpushed, 0);
+  for (const auto& [thread, open] : found.open) EXPECT_THAT(open, IsEmpty());
+}
 
 TEST_F(ProfilerTest, AStepIsRangesInPairsNamedByKernelsAndBuckets) {
   for (const int stage : {1, 3}) {
-    profiler_.forget();
     EXPECT_EQ(train(stage), 0);
-    EXPECT_EQ(profiler_.unpaired(), 0) << stage;
-    EXPECT_THAT(profiler_.ended(), IsSupersetOf({"fill", "norm", "update"})) << stage;
-    EXPECT_THAT(profiler_.ended(), Contains(HasSubstr("h.1."))) << stage;  // of a bucket
-    EXPECT_THAT(profiler_.streams(), Contains("zerorun-comm"));
+    const Profile found = take_profile();
+    expect_pairs(found);
+    EXPECT_THAT(found.ended, IsSupersetOf({"fill", "norm", "update"})) << stage;
+    EXPECT_THAT(found.ended, Contains(HasSubstr("h.1."))) << stage;  // of a bucket
+    EXPECT_THAT(found.streams, Contains("zerorun-comm"));
   }
 }
 
@@ -158,8 +127,9 @@ TEST_F(ProfilerTest, ErrorsEndTheirRanges) {
   for (const char* call : {"cudaLaunchKernel", "cudaEventRecord", "ncclReduceScatter"}) {
     SetUp();
     EXPECT_GT(train(2, [&] { fake_.fail(call, 3, 3); }), 0) << call;
-    EXPECT_FALSE(profiler_.ended().empty());
-    EXPECT_EQ(profiler_.unpaired(), 0) << call;
+    const Profile found = take_profile();
+    EXPECT_FALSE(found.ended.empty());
+    expect_pairs(found);
   }
 }
 
