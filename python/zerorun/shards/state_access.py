@@ -80,7 +80,8 @@ class StateAccess:
         states = self._numbers(parameter)
         for name in self._names(parameter):
             parts = [values for _, values in self._parts(parameter, name)]
-            kept = parts[0] if len(parts) == 1 else torch.cat(parts or [self._none_of(name)])
+            near = [part.to(parts[0].device) for part in parts]  # some rest on the host
+            kept = parts[0] if len(parts) == 1 else torch.cat(near or [self._none_of(name)])
             states[name] = kept.view(shape) if kept.numel() == shape.numel() else kept
         if self._shards.torch_states is None:
             states["step"] = core.step_count

@@ -36,9 +36,9 @@ class Init:
     ends, so no rank ever holds more than one full module and its shards of the others. Values are
     those of rank 0. Collective: all ranks make the same modules in the same order. Within the block
     ``Module.apply(fn)`` passes each module to `fn` with its own parameters full, and keeps rank 0's
-    changes; so do ``torch.nn.init`` and in-place operations on a sharded parameter, and its
-    ``.data`` and elements until the ``__init__`` ends that reads them, or has read eight others
-    (DeepSpeed: those change nothing). Its ``shape`` and ``dim()`` are those of the whole there.
+    changes; so do ``torch.nn.init`` and in-place operations on a sharded parameter, and whatever an
+    ``__init__`` does to its ``.data`` and elements. Those, the ``shape`` and what functions of
+    PyTorch read are the whole's there, for eight parameters at a time (DeepSpeed: all is empty).
     ``copy.deepcopy`` of a sharded parameter is sharded too.
 
     - `module`: shard this existing module, without a block.
@@ -339,11 +339,13 @@ class _Writes(TorchFunctionMode):
         if self._held and is_new and (func in _SHAPES or name in _SIZES):
             # Loops over all parameters of a model choose by their dimensions what to initialize.
             return func(torch.empty(partition.shape, device="meta"), *args[1:], **kwargs)
-        if self._held and (func == _DATA or name == "__getitem__"):  # to write to it
-            self._hold(away[0])
-        elif _is_in_place(name) or (is_new and func == _SET_DATA):
+        if _is_in_place(name) or (is_new and func == _SET_DATA):
             with GatheredParameters(away, modifier_rank=0):
                 return func(*args, **kwargs)
+        reads = func == _DATA or name == "__getitem__" or (is_new and name not in _OF_NO_VALUES)
+        if self._held and reads:
+            for parameter in away:  # to read its values, or to write to .data or to an element
+                self._hold(parameter)
         return func(*args, **kwargs)
 
 
@@ -353,7 +355,12 @@ _DATA, _SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type:
 _SHAPES: Any = {torch.Tensor.shape.__get__, torch.Tensor.ndim.__get__}  # type: ignore[attr-defined]
 _SIZES = {"size", "dim", "ndimension", "numel", "nelement", "__len__"}
 _OPERATORS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
-_OF_NO_VALUES = {"requires_grad_", "detach_", "share_memory_"}
+_OF_NO_VALUES = set(
+    """__get__ __set__ __delete__ __hash__ __repr__ __format__ __deepcopy__ __reduce_ex__ __dlpack__
+    requires_grad_ detach_ share_memory_ register_hook register_post_accumulate_grad_hook retain_grad
+    backward type stride storage_offset is_contiguous is_floating_point is_complex is_signed
+    is_shared is_pinned element_size get_device data_ptr storage untyped_storage""".split()
+)
 
 
 def _is_in_place(name: str) -> bool:
