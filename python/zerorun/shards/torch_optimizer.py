@@ -156,8 +156,7 @@ class TorchStates:
             shard.grad = tensor_of(interval.grad)
             self._shards[interval.parameter, interval.begin] = shard
             self._members[layout.group_of[parameter]].append(shard)
-            known = optimizer.state.get(parameter)
-            if known is not None:
+            if known := _states_of(optimizer, parameter):
                 part = slice(interval.begin, interval.begin + interval.numel)
                 self._states[shard] = {
                     key: _like(shard, value.detach().flatten()[part], copy=True)
@@ -266,6 +265,15 @@ def first_states(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter
     return torch.optim.Adagrad([parameter], initial_accumulator_value=value).state
 
 
+def _states_of(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> dict[str, Any]:
+    """Those it has already, but for what Adagrad's constructor makes of a sharded parameter."""
+    found = optimizer.state.get(parameter, {})
+    is_empty = (
+        isinstance(optimizer, torch.optim.Adagrad) and found.get("sum", parameter).numel() == 0
+    )
+    return {} if is_empty else found
+
+
 def _common_in(states: Any) -> dict[str, Any]:
     return {key: value for key, value in states.items() if not isinstance(key, torch.Tensor)}
 
@@ -296,7 +304,7 @@ def _check_states(optimizer: torch.optim.Optimizer, layout: ModelLayout) -> None
     """
     for parameter in layout.group_of:
         name, shape = layout.names[parameter], layout.shapes[parameter]
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in _states_of(optimizer, parameter).items():
             if is_per_element(key, value, shape) and value.shape != shape:
                 raise _C.ConfigError(
                     f"{key} of {name} has shape {tuple(value.shape)}, the parameter "

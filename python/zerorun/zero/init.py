@@ -329,7 +329,9 @@ class _Writes(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        away = [value for value in (*args, *kwargs.values()) if _is_away(value)]
+        given = [*args, *kwargs.values()]
+        given += [value for each in given if isinstance(each, list | tuple) for value in each]
+        away = [value for value in given if _is_away(value)]
         if not away:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
@@ -342,29 +344,33 @@ class _Writes(TorchFunctionMode):
         if _is_in_place(name) or (is_new and func == _SET_DATA):
             with GatheredParameters(away, modifier_rank=0):
                 return func(*args, **kwargs)
-        reads = func == _DATA or name == "__getitem__" or (is_new and name not in _OF_NO_VALUES)
-        if self._held and reads:
-            for parameter in away:  # to read its values, or to write to .data or to an element
-                self._hold(parameter)
+        is_view = func in _VIEWS or name == "__getitem__"
+        if self._held and (is_view or (is_new and name not in _OF_NO_VALUES.split())):
+            if len(away) > 1:
+                with GatheredParameters(away):
+                    return func(*args, **kwargs)
+            self._hold(away[0])  # what is returned may view it
         return func(*args, **kwargs)
 
 
 # So many whole parameters a constructor has at once, which may look at all of a model's.
 _MOST_HELD = 8
-_DATA, _SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_VIEWS = {getattr(torch.Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH")}
 _SHAPES: Any = {torch.Tensor.shape.__get__, torch.Tensor.ndim.__get__}  # type: ignore[attr-defined]
 _SIZES = {"size", "dim", "ndimension", "numel", "nelement", "__len__"}
 _OPERATORS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
-_OF_NO_VALUES = set(
-    """__get__ __set__ __delete__ __hash__ __repr__ __format__ __deepcopy__ __reduce_ex__ __dlpack__
-    requires_grad_ detach_ share_memory_ register_hook register_post_accumulate_grad_hook retain_grad
-    backward type stride storage_offset is_contiguous is_floating_point is_complex is_signed
-    is_shared is_pinned element_size get_device data_ptr storage untyped_storage""".split()
-)
+# Methods that read no values.
+_OF_NO_VALUES = """
+    __get__ __set__ __delete__ __hash__ __repr__ __format__ __deepcopy__ __reduce_ex__ __dlpack__
+    requires_grad_ detach_ share_memory_ register_hook register_post_accumulate_grad_hook
+    retain_grad backward type stride storage_offset is_contiguous is_floating_point is_complex
+    is_signed is_shared is_pinned element_size get_device data_ptr storage untyped_storage
+"""
 
 
 def _is_in_place(name: str) -> bool:
-    ends = name.endswith("_") and not name.endswith("__") and name not in _OF_NO_VALUES
+    ends = name.endswith("_") and not name.endswith("__") and name not in _OF_NO_VALUES.split()
     return ends or name in _OPERATORS
 
 

@@ -191,10 +191,13 @@ class Program:
         self.seed = seed
         draw = random.Random(seed)
         torch.manual_seed(seed)
-        self.model = Drawn(draw)
+        self.model = self.make(draw)
         self.optimizer = optimizer_of(draw, self.model)
         self.clip = draw.choice((0.0, 0.05, 1.0))
         self.micro_steps = draw.choice((1, 1, 2))
+
+    def make(self, draw: random.Random) -> Drawn:
+        return Drawn(draw)
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens
@@ -317,6 +320,12 @@ class Configured(Sharded):
         self.engine.drop_batch()
 
 
+class Initialized(Configured):
+    def make(self, draw: random.Random) -> Drawn:
+        with zerorun.zero.Init():
+            return super().make(draw)
+
+
 class Low(Configured):
     precision = BF16
 
@@ -341,7 +350,7 @@ def run(program: Program) -> list[torch.Tensor]:
 def case_drawn_programs_compute_what_pytorch_does(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for seed in range(PROGRAMS):
-        kind = (Sharded, Configured)[seed % 2]
+        kind = (Sharded, Configured, Initialized)[seed % 3]
         expected, found = run(Program(seed)), run(kind(seed, seed, folder))
         about = f"seed {seed}: "
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5, msg=about.__add__)
