@@ -51,10 +51,13 @@ inline void write_file(const std::filesystem::path& path, const std::string& byt
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
+// In place: other ranks may have the file open already.
 inline void flip_last_bit(const std::filesystem::path& path) {
-  std::string bytes = read_file(path);
-  bytes.back() = static_cast<char>(bytes.back() ^ 1);
-  write_file(path, bytes);
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekg(-1, std::ios::end);
+  const int last = file.get();
+  file.seekp(-1, std::ios::end);
+  file.put(static_cast<char>(last ^ 1));
 }
 
 // Flips a bit of the last byte of rank 1's file.

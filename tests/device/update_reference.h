@@ -161,7 +161,7 @@ class Stored {
  private:
   std::vector<float> scales_of(std::span<const float> values) const {
     std::vector<float> scales;
-    for (; dtype_ == DType::uint8 && !values.empty();) {
+    while (dtype_ == DType::uint8 && !values.empty()) {
       const size_t count = std::min<size_t>(kStateBlock, values.size());
       scales.push_back(Block8::scale_of(values.first(count)));
       values = values.subspan(count);

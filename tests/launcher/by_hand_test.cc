@@ -177,9 +177,12 @@ TEST_F(ByHand, DifferentPythonsAreAWarning) {
 // Of whatever the test lets listen where the second launcher looks for the first.
 class OtherEndpoint : public ByHand {
  protected:
-  OtherEndpoint() { listen_on(listener_); }
+  static Listener listening(Listener listener) {
+    listen_on(listener);
+    return listener;
+  }
 
-  const Listener listener_ = reserve_port("127.0.0.1", port_);
+  const Listener listener_ = listening(reserve_port("127.0.0.1", port_));
   LauncherProcess second_ = start(1, 2);
 };
 

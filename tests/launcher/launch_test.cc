@@ -127,11 +127,11 @@ TEST(Ranks, AreBoundToTheirShareOfTheCpus) {
 
 TEST(OutputOfRanks, LinesOfRanksDoNotMix) {
   LauncherProcess job(
-      shell_ranks(3, "for i in $(seq 200); do printf $RANK$RANK; printf '%s\\n' $RANK; done"));
+      shell_ranks(3, "for i in $(seq 20000); do printf $RANK$RANK; printf '%s\\n' $RANK; done"));
   EXPECT_EQ(job.wait(), 0);
   const auto lines = lines_of(job.output());
-  for (const char* line : {"000", "111", "222"}) EXPECT_EQ(lines.count(line), 200) << line;
-  EXPECT_EQ(lines.size(), 600);
+  for (const char* line : {"000", "111", "222"}) EXPECT_EQ(lines.count(line), 20000) << line;
+  EXPECT_EQ(lines.size(), 60000);
 }
 
 TEST(OutputOfRanks, TheLogDirectoryHoldsOneFilePerRank) {

@@ -174,6 +174,22 @@ TEST(UpdateOverlap, ReadersBetweenStepsWaitForWhatTheyRead) {
   for (const auto& read : readers_of_all) EXPECT_GE(reader(read), kModules * 3.0);
 }
 
+// How often the host sleeps in a step whose norm comes some seconds after the host asks for it.
+TEST(NormWait, AStepLooksForItsNorm) {
+  const VirtualJob job{
+      .config = virtual_config(2), .modules = 1, .costs = {.download_per_byte = 0.01}};
+  run_virtually(job, [&](const VirtualModel& model) {
+    model.backward(0.0);
+    model.engine.end_micro_step();
+    model.settle();
+    model.clock.look = 1e6;  // one look finds it
+    model.clock.slept = 0;
+    // On this device's inline stream an update that is ahead of the norm would wait for it, too.
+    EXPECT_TRUE(model.engine.step([](std::span<const StateInterval>) {}).applied);
+    EXPECT_EQ(model.clock.slept, 0);
+  });
+}
+
 TEST(NormWait, TheHostLooksForWhatComesSoonAndSleepsForOthers) {
   VirtualClock clock{.look = 0.25};
   const Event event(std::make_shared<VirtualEvent>(clock, 1.0));

@@ -44,7 +44,10 @@ class NodeLocal : public ::testing::Test {
       try {
         const std::string own = options(job, comm, tag).directory;
         const std::string folder = share_checkpoint(engine, comm, own, tag);
-        if (folder.empty()) return void(result = "none");
+        if (folder.empty()) {
+          result = "none";
+          return;
+        }
         const LoadedCheckpoint loaded = load_checkpoint(engine, comm, folder);
         if (loaded.client_state != "{\"rank\": 0}") result = loaded.client_state;
         FakeEngine expected = loading.engine(comm, seed);

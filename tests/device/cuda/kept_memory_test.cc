@@ -45,6 +45,8 @@ TEST_F(KeptMemoryTest, GoesAsFarAsTheLimitNeedsTheLongestKeptFirst) {
   EXPECT_EQ(held(), 900U);
   EXPECT_TRUE(device.allocate(400, MemoryCategory::other));  // the same block
   EXPECT_EQ(count("cudaMallocFromPoolAsync"), 3);
+  EXPECT_THAT([&] { device.allocate(600, MemoryCategory::other); },
+              ThrowsMessage<DeviceError>(HasSubstr("free of the limit of 1000 B")));
 }
 
 std::shared_ptr<Communicator> join_alone(const std::shared_ptr<CudaDevice>& device) {

@@ -35,7 +35,10 @@ int NVTX_API push(const char* name) {
 int NVTX_API pop() {
   const std::lock_guard lock(profile_mutex);
   std::vector<std::string>& open = profile_now.open[std::this_thread::get_id()];
-  if (open.empty()) return ++profile_now.unpushed, -1;
+  if (open.empty()) {
+    ++profile_now.unpushed;
+    return -1;
+  }
   profile_now.ended.insert(open.back());
   open.pop_back();
   return static_cast<int>(open.size());

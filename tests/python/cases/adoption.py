@@ -4,6 +4,7 @@ import ctypes
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from zerorun import communicator
 from zerorun.interchange.formats import open_source
 from zerorun.model.adoption import adopt
 
@@ -93,6 +95,12 @@ def case_methods_and_attributes_of_the_program_stay() -> None:
 def memory(field: str) -> int:
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{field}:")[1].split()[0]) * 1024
+
+
+def case_ranks_wait_for_each_other_as_long_as_the_program_says() -> None:
+    with mock.patch.object(communicator, "world", wraps=communicator.world) as world:
+        shard(sharded(make(), mesh()), timeout=20.0)
+    assert world.call_args_list[0].args == (20.0,)
 
 
 def case_no_rank_holds_a_full_copy() -> None:

@@ -238,20 +238,21 @@ def case_helpers_of_the_runtime() -> None:
 
 def case_buffers_of_a_model_under_init_stay_wide() -> None:
     class Layer(torch.nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(40, 33)
+        def __init__(self, dtype: torch.dtype | None = None) -> None:
+            super().__init__(40, 33, dtype=dtype)
             self.register_buffer("positions", torch.arange(4.0) / 3)
             self.register_buffer("wide", torch.empty(2, dtype=torch.float32).fill_(1 / 3))
 
-    original = torch.empty
+    original, rounded = torch.empty, make(Layer).weight.bfloat16()
     for keys, dtype in ((BF16, torch.bfloat16), ({}, torch.float32)):
         with deepspeed.zero.Init(config_dict_or_path=config(3, **keys)):
             made = make(Layer)
         assert torch.empty is original
         assert made.positions.dtype == made.wide.dtype == torch.float32
         assert made.weight.dtype == dtype
-    with deepspeed.zero.GatheredParameters(made.weight):
-        assert torch.equal(made.weight, make(Layer).weight)
+        with deepspeed.zero.GatheredParameters(made.weight):  # drawn in that dtype, not rounded
+            assert torch.equal(made.weight, make(lambda dtype=dtype: Layer(dtype)).weight)
+            assert not torch.equal(made.weight, rounded)
 
 
 def case_tiles_of_a_sequence_are_the_whole() -> None:

@@ -131,6 +131,13 @@ def case_filters_are_one_matrix_and_experts_have_one_each() -> None:
         engine.destroy()
 
 
+def case_settings_that_differ_among_ranks_are_an_error() -> None:
+    for method, heads in (("polar_express", {}), ("gram", HEADS)) if WORLD_SIZE > 1 else ():
+        own = block(method, heads) if RANK == 0 else block("gram", {})
+        text = "ns_steps, ns_method or muon_heads differ between ranks"
+        refuses(text, initialize, model=make(), config=config(2, optimizer=own))
+
+
 def case_heads_that_fit_no_matrix_are_errors() -> None:
     for heads, text in (
         ({"*.up.weight": 7}, "rows, which optimizer.params.muon_heads divides into 7"),

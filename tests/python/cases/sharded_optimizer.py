@@ -17,6 +17,7 @@ class Looped:
         self.clips = wrap  # gradients are averaged before the step
         self.inner = DistributedDataParallel(self.model) if wrap else self.model
         self.optimizer = zerorun.ShardedOptimizer(make_optimizer(self.model))
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=wrap)
 
     def consolidated(self) -> dict[str, Any]:
         self.optimizer.consolidate_state_dict()
@@ -29,10 +30,12 @@ class Looped:
         for step in range(first, first + steps):
             self.optimizer.zero_grad()
             loss = loss_of(self.inner, part_of(batch_of(step)))
-            loss.backward()
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)
             if self.clips:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             losses.append(mean(loss, self.optimizer.shards))
         return losses
 

@@ -148,6 +148,7 @@ TEST(Straggler, NobodyIsNamed) {
   expect_none("one long pause is not persistent", 4, [](int rank, int step) {
     return Work{.compute = rank == 1 && step % 20 == 0 ? 2000.0 : 15.0};
   });
+  EXPECT_GT(Job(4, printing(&Work::data, 0.0)).run(400), 0);  // the same on the host
   for (const int ranks : {2, 4}) {
     expect_none("a GPU's rank prints", ranks, printing(&Work::data, 0.0), false);
     expect_none("a GPU's rank launches", ranks, slower(1, &Work::compute, 10.0, {.compute = 20.0}),
