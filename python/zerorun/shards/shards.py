@@ -218,11 +218,11 @@ class Shards:
 
     def _collect(self, parameter: Any) -> None:
         """Registers the hook that takes a gradient, behind all others, which find it in `.grad`."""
-        if parameter in self._handles:
-            self._handles.pop(parameter).remove()
         hook = self.collector.hook(self.layout.ids[parameter])
         local = LocalHook(hook) if is_distributed(parameter) else hook
-        self._handles[parameter] = _register(parameter, local)
+        before, self._handles[parameter] = self._handles.get(parameter), _register(parameter, local)
+        if before is not None:
+            before.remove()
 
     def _load(self) -> None:
         reference = _Reference(self)
@@ -300,9 +300,8 @@ class Shards:
 
     def leave_gradients(self) -> None:
         """Lets gradients stay with the parameters; nobody will step any more."""
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
+        while self._handles:
+            self._handles.popitem()[1].remove()
         self._loop = lambda: None  # nobody steps this any more
         updates, self.updates = self.updates, None
         if updates is not None:

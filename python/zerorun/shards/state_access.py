@@ -173,10 +173,16 @@ class StateAccess:
         reduction. Collective unless there are none."""
         if not parameters or self._shards.core.phase == "idle":
             return parameters
-        stored = [self._stored_gradients([parameter]) for parameter in parameters]
-        found = torch.tensor([int(any(values.any() for values in each)) for each in stored])
-        self._shards.communicator.all_reduce(found, "max", "gradients of frozen parameters")
-        return [p for p, added in zip(parameters, found.tolist(), strict=True) if not added]
+        holders = self._shards.layout.ranks_of  # an expert is not on all ranks
+        kept = []
+        for which in sorted({holders.get(parameter, 0) for parameter in parameters}):
+            own = [p for p in parameters if holders.get(p, 0) == which]
+            stored = [self._stored_gradients([parameter]) for parameter in own]
+            found = torch.tensor([int(any(values.any() for values in each)) for each in stored])
+            ranks = self._shards.communicator_of(own[0])
+            ranks.all_reduce(found, "max", "gradients of frozen parameters")
+            kept += [p for p, added in zip(own, found.tolist(), strict=True) if not added]
+        return kept
 
     def _stored_gradients(self, parameters: Iterable[nn.Parameter]) -> Iterator[torch.Tensor]:
         """The engine's own sums, as far as this rank stores them."""

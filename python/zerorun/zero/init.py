@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,7 +38,8 @@ class Init:
     ``Module.apply(fn)`` passes each module to `fn` with its own parameters full, and keeps rank 0's
     changes; so do ``torch.nn.init`` and in-place operations on a sharded parameter, and whatever an
     ``__init__`` does to its ``.data`` and elements. Those, the ``shape`` and what functions of
-    PyTorch read are the whole's there, for eight parameters at a time (DeepSpeed: all is empty).
+    PyTorch read are the whole's there, for eight parameters at a time (DeepSpeed: all is empty), so
+    all ranks have to read the same.
     ``copy.deepcopy`` of a sharded parameter is sharded too.
 
     - `module`: shard this existing module, without a block.
@@ -287,7 +288,7 @@ class _Writes(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         # For each __init__ that runs, the parameters that are full until it ends.
-        self._held: list[deque[GatheredParameters]] = []
+        self._held: list[dict[nn.Parameter, GatheredParameters]] = []
         self._found = {name: getattr(nn.init, name) for name in torch_seam.INITIALIZERS.split()}
 
     def __enter__(self) -> Any:
@@ -301,7 +302,7 @@ class _Writes(TorchFunctionMode):
 
     @contextmanager
     def during_init(self) -> Iterator[None]:
-        held: deque[GatheredParameters] = deque()
+        held: dict[nn.Parameter, GatheredParameters] = {}
         self._held.append(held)
         error: tuple[Any, ...] = (None, None, None)
         try:
@@ -312,14 +313,24 @@ class _Writes(TorchFunctionMode):
         finally:
             self._held.pop()
             while held:
-                held.popleft().__exit__(*error)
+                held.pop(next(iter(held))).__exit__(*error)
 
-    def _hold(self, parameter: nn.Parameter) -> None:
+    def _hold(self, parameters: list[nn.Parameter], most: int) -> None:
+        """Keeps what a function reads full, and `most` with what earlier ones have read."""
         held = self._held[-1]
-        if len(held) == _MOST_HELD:
-            held.popleft().__exit__(None, None, None)
-        held.append(GatheredParameters(parameter, modifier_rank=0))
-        held[-1].__enter__()
+        for parameter in parameters:
+            if parameter not in held:
+                held[parameter] = GatheredParameters(parameter, modifier_rank=0)
+                held[parameter].__enter__()
+        while len(held) > most:
+            held.pop(next(iter(held))).__exit__(None, None, None)
+
+    def _renew(self, values: list[Any]) -> None:
+        """Lets those that are used again stay longer than others."""
+        held = self._held[-1] if self._held else {}
+        for value in values:
+            if isinstance(value, nn.Parameter) and value in held:
+                held[value] = held.pop(value)
 
     def __torch_function__(
         self,
@@ -331,25 +342,22 @@ class _Writes(TorchFunctionMode):
         kwargs = kwargs or {}
         given = [*args, *kwargs.values()]
         given += [value for each in given if isinstance(each, list | tuple) for value in each]
-        away = [value for value in given if _is_away(value)]
+        self._renew(given)
+        away = list(dict.fromkeys(value for value in given if _is_away(value)))
         if not away:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        partition = partition_of(away[0])
-        assert partition is not None
-        is_new = not partition.in_engine
-        if self._held and is_new and (func in _SHAPES or name in _SIZES):
+        partitions = [partition_of(parameter) for parameter in away]
+        is_new = not all(partition.in_engine for partition in partitions if partition is not None)
+        if self._held and is_new and partitions[0] and (func in _SHAPES or name in _SIZES):
             # Loops over all parameters of a model choose by their dimensions what to initialize.
-            return func(torch.empty(partition.shape, device="meta"), *args[1:], **kwargs)
+            return func(torch.empty(partitions[0].shape, device="meta"), *args[1:], **kwargs)
         if _is_in_place(name) or (is_new and func == _SET_DATA):
             with GatheredParameters(away, modifier_rank=0):
                 return func(*args, **kwargs)
         is_view = func in _VIEWS or name == "__getitem__"
         if self._held and (is_view or (is_new and name not in _OF_NO_VALUES.split())):
-            if len(away) > 1:
-                with GatheredParameters(away):
-                    return func(*args, **kwargs)
-            self._hold(away[0])  # what is returned may view it
+            self._hold(away, max(_MOST_HELD, len(given)))  # what is returned may view them
         return func(*args, **kwargs)
 
 
@@ -364,7 +372,7 @@ _OPERATORS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 _OF_NO_VALUES = """
     __get__ __set__ __delete__ __hash__ __repr__ __format__ __deepcopy__ __reduce_ex__ __dlpack__
     requires_grad_ detach_ share_memory_ register_hook register_post_accumulate_grad_hook
-    retain_grad backward type stride storage_offset is_contiguous is_floating_point is_complex
+    retain_grad backward stride storage_offset is_contiguous is_floating_point is_complex
     is_signed is_shared is_pinned element_size get_device data_ptr storage untyped_storage
 """
 

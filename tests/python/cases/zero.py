@@ -106,6 +106,16 @@ def case_constructors_change_layers_that_init_has_sharded() -> None:
             self.layer = nn.Transformer(4, 2, 1, 1, 4)  # which asks for the dimensions of each
             self.count = sum(p.numel() for p in self.parameters() if len(p) and p.size(-1))
             self.twin.bias.data = torch.full(self.up.bias.shape, 5.0)
+            # More than stay full: those that one line uses, or used last, are among them.
+            self.left, self.right = (
+                nn.ModuleList(nn.Linear(4, 4) for _ in range(8)) for _ in range(2)
+            )
+            self.peak = max(layer.weight.abs().max().item() for layer in self.left)
+            for left, right in zip(self.left, self.right, strict=True):
+                left.weight.data.copy_(right.weight.data)
+            self.joined = nn.Parameter(torch.cat([p.T for p in self.right.parameters()][::2]))
+            self.lstm = nn.LSTM(4, 4, 3)  # which takes its weights in a list
+            self.joined.data[:2] = self.lstm(torch.ones(2, 4))[0].detach()
 
     def fill(module: nn.Module, rank: int) -> None:
         if isinstance(module, nn.Linear):

@@ -291,8 +291,8 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     @property
     def skip_step(self) -> bool:
-        """Set to True, the next step is skipped as one is whose gradient is not finite: another
-        model's was not. Collective."""
+        """Set to True after backward, the step is skipped as if the gradient were not finite, as
+        another model's was not. Collective."""
         return False
 
     @skip_step.setter
