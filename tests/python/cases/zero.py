@@ -103,7 +103,9 @@ def case_constructors_change_layers_that_init_has_sharded() -> None:
                 self.twin.weight.copy_(self.up.weight)
             self.blocks = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 2))
             self.blocks.apply(functools.partial(fill, rank=rank))
-            self.layer = nn.Transformer(4, 2, 1, 1, 4)  # which asks for the dimensions of each
+            self.layer = nn.Transformer(
+                4, 2, 1, 1, 4, batch_first=True
+            )  # which asks for the dimensions of each
             self.count = sum(p.numel() for p in self.parameters() if len(p) and p.size(-1))
             self.twin.bias.data = torch.full(self.up.bias.shape, 5.0)
             # More than stay full: those that one line uses, or used last, are among them.
