@@ -320,8 +320,9 @@ class _Writes(TorchFunctionMode):
         held = self._held[-1]
         for parameter in parameters:
             if parameter not in held:
-                held[parameter] = GatheredParameters(parameter, modifier_rank=0)
-                held[parameter].__enter__()
+                gathered = GatheredParameters(parameter, modifier_rank=0)
+                gathered.__enter__()
+                held[parameter] = gathered
         while len(held) > most:
             held.pop(next(iter(held))).__exit__(None, None, None)
 
@@ -347,9 +348,9 @@ class _Writes(TorchFunctionMode):
         if not away:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        partitions = [partition_of(parameter) for parameter in away]
-        is_new = not all(partition.in_engine for partition in partitions if partition is not None)
-        if self._held and is_new and partitions[0] and (func in _SHAPES or name in _SIZES):
+        partitions = [found for each in away if (found := partition_of(each)) is not None]
+        is_new = not all(partition.in_engine for partition in partitions)
+        if self._held and is_new and (func in _SHAPES or name in _SIZES):
             # Loops over all parameters of a model choose by their dimensions what to initialize.
             return func(torch.empty(partitions[0].shape, device="meta"), *args[1:], **kwargs)
         if _is_in_place(name) or (is_new and func == _SET_DATA):

@@ -115,7 +115,7 @@ def case_constructors_change_layers_that_init_has_sharded() -> None:
             self.peak = max(layer.weight.abs().max().item() for layer in self.left)
             for left, right in zip(self.left, self.right, strict=True):
                 left.weight.data.copy_(right.weight.data)
-            self.joined = nn.Parameter(torch.cat([p.T for p in self.right.parameters()][::2]))
+            self.joined = nn.Parameter(torch.cat([layer.weight.T for layer in self.right]))
             self.lstm = nn.LSTM(4, 4, 3)  # which takes its weights in a list
             self.joined.data[:2] = self.lstm(torch.ones(2, 4))[0].detach()
 
