@@ -50,8 +50,7 @@ class Nearest {
   void offer(std::string_view candidate, std::string_view shown) {
     if (name_.size() > kMaxNameBytes) return;
     size_t distance = edit_distance(name_, candidate, best_);
-    const bool begins = name_.size() > 3 && candidate.starts_with(name_);
-    if (begins || lacks_words(name_, candidate)) distance = std::min<size_t>(distance, 1);
+    if (lacks_words(name_, candidate)) distance = std::min<size_t>(distance, 1);
     // A candidate in which every letter differs is not similar.
     if (distance > best_ || distance >= candidate.size()) return;
     if (distance < best_) found_.clear();
