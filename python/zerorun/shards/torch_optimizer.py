@@ -215,9 +215,10 @@ class TorchStates:
 
     def step(self, frozen: Iterable[int] = ()) -> None:
         """Steps the shards, whose gradients the engine has prepared, but for those of `frozen`."""
-        for shard in self._shards.values():
-            if not self._states.get(shard):
-                self._states.update(first_states(self._optimizer, shard))
+        if isinstance(self._optimizer, torch.optim.Adagrad):
+            for shard in self._shards.values():
+                if not self._states.get(shard):
+                    self._states.update(first_states(self._optimizer, shard))
         left = {shard: shard.grad for (index, _), shard in self._shards.items() if index in frozen}
         for shard in left:
             shard.grad = None
