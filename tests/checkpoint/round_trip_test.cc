@@ -86,7 +86,8 @@ TEST_F(SmallCheckpoint, LoadsFromTheFolderOfOneTag) {
 
 TEST_F(SmallCheckpoint, BadClientStateIsAConfigErrorOnEveryRank) {
   sharded_.run(1, [&](FakeEngine& engine, Communicator& comm) {
-    for (const std::string tag : {"../up", "latest", ".hidden", std::string(300, 'x').c_str()}) {
+    for (const std::string& tag : {std::string("../up"), std::string("latest"),
+                                   std::string(".hidden"), std::string(300, 'x')}) {
       EXPECT_THROW(save_checkpoint(engine, comm, {.directory = directory_.string(), .tag = tag}),
                    ConfigError)
           << tag;
