@@ -253,3 +253,13 @@ def test_a_browser_draws_every_chart(tmp_path: Path, width: int, scheme: str) ->
     assert charts == shown.count("<canvas") == 8
     assert "12.5 %" in shown  # exposed
     assert rank_path(path, 1).exists()
+
+
+def test_a_folder_of_two_runs_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", "b.rank1"):
+        write(tmp_path / f"{name}.jsonl")
+    for tool, options in ((main, ["-o", str(tmp_path / "out")]), (top_main, [])):
+        assert tool([str(tmp_path), *options]) == 2
+        assert "metrics files of 2 runs, a.jsonl, b.jsonl; expected" in capsys.readouterr().err

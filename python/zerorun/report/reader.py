@@ -107,9 +107,17 @@ class Run:
 
 
 def run_files(path: Path) -> list[Path]:
-    """The metrics files of a run: those of its ranks beside `path`, or in that folder."""
+    """The metrics files of a run: those of its ranks beside `path`, or in that folder.
+    ConfigError for a folder of several runs."""
     if path.is_dir():
-        return sorted(path.glob("*.jsonl"))
+        files = sorted(path.glob("*.jsonl"))
+        runs = [file.name for file in files if not _RANK_IN_NAME.search(file.stem)]
+        if len(runs) > 1:
+            raise _C.ConfigError(
+                f"{path}: metrics files of {len(runs)} runs, {', '.join(runs)}; "
+                f"expected those of one: give its file, such as {path / runs[0]}"
+            )
+        return files
     beside = path.parent.glob(f"{path.stem}.rank*{path.suffix}")
     return [path, *sorted(other for other in beside if _RANK_IN_NAME.search(other.stem))]
 
