@@ -25,7 +25,7 @@ HEAD = """\
 Everything public in DeepSpeed 0.19.8, found by AST (`scripts/deepspeed_names.py`), and what it is
 in scripts that run on [zerorun's stand-in](python.md): it works, or it imports and raises
 NotImplementedError when it is used, with the last column in its message. Every module imports.
-`scripts/deepspeed_page.py` writes this page, and `tests/python/test_compat_names.py` compares.
+`scripts/deepspeed_page.py` writes this page, and `tests/python/test_compat.py` compares.
 
 {counts}
 

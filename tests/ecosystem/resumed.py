@@ -146,6 +146,5 @@ def figures(given: Any) -> dict[str, Any]:
     count = 19 if "uneven" in given.words else 21
     data = Streamed(count) if "stream" in given.words else [sample(at) for at in range(count)]
     found = {} if "rest" in given.words else {"whole": run(given, data, None)}
-    for at in range(1, 1 if "first" in given.words else STEPS + 1):
-        found[str(at)] = run(given, data, at)
-    return found
+    steps = range(0 if "first" in given.words else STEPS)
+    return found | {str(at + 1): run(given, data, at + 1) for at in steps}

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from host_namespaces import why_not
 
-from .job import name_of
-from .namespaces import Hosts, Network
+from .two_hosts import Hosts, Network, name_of
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .job import ZERORUN
-from .namespaces import ADDRESSES, ADDRESSES_6, NAMES, Network
+from .two_hosts import ADDRESSES, ADDRESSES_6, NAMES, ZERORUN, Network
 
 PORT = "29517"
 PATIENCE = 10.0  # in seconds: nobody is left alone for longer

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from ranks import output_of, write_small_job
 
-from .job import ZERORUN, Job
-from .namespaces import ADDRESSES, NAMES, NAMES_6, Hosts
+from .two_hosts import ADDRESSES, NAMES, NAMES_6, ZERORUN, Hosts, Job
 
 PLACE = ["sh", "-c", "echo $RANK $WORLD_SIZE $NODE_RANK $MASTER_ADDR $(hostname)"]
 PLACES = {f"{rank} 4 {rank // 2} {ADDRESSES[0]} {NAMES[rank // 2]}" for rank in range(4)}
@@ -63,14 +62,13 @@ def test_ddp_of_pytorch_trains_across_hosts(hosts: Hosts, monkeypatch: pytest.Mo
 
 def train(hosts: Hosts, options: list[str], steps: int, **more: Path) -> tuple[Job, Path]:
     """A job of the bundled program, and where it writes its metrics."""
-    write_small_job(hosts.folder)
-    data, shape, metrics, out = (
-        str(hosts.folder / name) for name in ("text", "model.json", "metrics.jsonl", "out")
-    )
-    Path(metrics).unlink(missing_ok=True)
-    program = ["train", "--data", data, "--model", shape, "--micro_batch", "2", "--sample="]
-    program += ["--steps", str(steps), "--metrics", metrics, "--save", out]
-    return Job(hosts, options, program, **more), Path(metrics)
+    folder = hosts.folder
+    write_small_job(folder)
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    program = f"train --data {folder}/text --model {folder}/model.json --micro_batch 2 --sample="
+    program += f" --steps {steps} --metrics {metrics} --save {folder}/out"
+    return Job(hosts, options, program.split(), **more), metrics
 
 
 def test_a_link_that_is_cut_in_mid_step_ends_the_job_in_seconds(hosts: Hosts) -> None:
@@ -114,8 +112,7 @@ def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> 
     config = hosts.folder / "config.json"
     config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}))
     layout = ["--cpu", "--world_size", "4", "--ranks_per_host", "2"]
-    words = [str(ZERORUN), "plan", str(config), "--model", "nano", *layout]
-    plan = output_of(*words)
+    plan = output_of(ZERORUN, "plan", config, "--model", "nano", *layout)
     table = plan[plan.index("over a host's link") :]
     (row,) = [line for line in table.splitlines() if line.startswith(f"stage {zero['stage']}")]
     number, unit = row.split()[-2:]
@@ -123,14 +120,12 @@ def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> 
 
     def sent(steps: int) -> int:
         before = hosts.sent_bytes(0)
-        program = ["train", "--model", "nano", "--seq_len", "32", "--steps", str(steps)]
-        program += ["--sample=", "--save="]
-        program += ["--data", str(hosts.folder / "text"), "--config", str(config)]
-        Job(hosts, [], program).end(timeout=240)
+        program = f"train --model nano --seq_len 32 --steps {steps} --sample= --save="
+        program += f" --data {hosts.folder}/text --config {config}"
+        Job(hosts, [], program.split()).end(timeout=240)
         return hosts.sent_bytes(0) - before
 
-    few, many = sent(1), sent(5)
-    step = (many - few) / 4
+    step = (sent(5) - sent(1)) / 4
     # Frames have headers and are acknowledged; a step also has its norm and other small messages.
     assert 0.97 * planned < step < 1.1 * planned
 

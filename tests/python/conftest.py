@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from gpu_machine import Machine
 from rank_jobs import Forks, PythonSource
 from ranks import HERE, piped, write_small_job
 
@@ -79,12 +78,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
     return folder
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    """One with a GPU, for scripts/gpu_check and gpu_first."""
-    return Machine(tmp_path, ROOT)
 
 
 @pytest.fixture

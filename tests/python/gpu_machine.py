@@ -83,10 +83,6 @@ class Machine:
         path = self.root / "scripts" / script
         path.write_text(path.read_text().replace(old, new))
 
-    def limit_device_kernels(self) -> None:
-        """To a second, before which what hangs is not ended."""
-        self.change("gpu_steps.py", 'Step("device_kernels", 60', 'Step("device_kernels", 1')
-
     def pack(self, programs: list[str] = PROGRAMS, program: str = PROGRAM) -> Path:
         """A new pack of programs that are all the same."""
         folder, made = self.root / "packed", self.root / "made"

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from curves import DATA, TRAINER_RUNS, accelerate_losses, trainer_arguments, trainer_losses
+import test_deepspeed_curves as curves
 from ranks import output_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -37,17 +37,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "accelerate.yaml").write_text(yaml)
-        curves = {}
-        for key in TRAINER_RUNS:
-            arguments = trainer_arguments(key, SCRIPTS, folder / key, folder)
+        losses = {}
+        for key in curves.TRAINER_RUNS:
+            arguments = curves.trainer_arguments(key, SCRIPTS, folder / key, folder)
             run(python, *torchrun, SCRIPTS / "trainer.py", *arguments, cwd=folder)
-            curves[f"trainer-{key}"] = trainer_losses(folder / key)
+            losses[f"trainer-{key}"] = curves.trainer_losses(folder / key)
         arguments = [SCRIPTS / "accelerate_lora.py", "out", "--text", ROOT / "LICENSE"]
         output = run(python, *accelerate, folder / "accelerate.yaml", *arguments, cwd=folder)
-        curves["accelerate-lora"] = accelerate_losses(output)
+        losses["accelerate-lora"] = curves.accelerate_losses(output)
         version = run(python, "-c", VERSION, cwd=folder).split()[-1]
-    DATA.parent.mkdir(exist_ok=True)
-    DATA.write_text(json.dumps({"deepspeed": version, "losses": curves}, indent=1) + "\n")
+    text = json.dumps({"deepspeed": version, "losses": losses}, indent=1)
+    curves.DATA.write_text(text + "\n")
 
 
 if __name__ == "__main__":

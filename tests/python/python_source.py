@@ -93,7 +93,7 @@ def become(request: dict[str, Any], received: list[int], packages: list[str]) ->
     status = status_of(arguments)
     threading._shutdown()
     atexit._run_exitfuncs()
-    # Without taking PyTorch's modules apart, a second of a core: test_interpreter_end.py does.
+    # Without taking PyTorch's modules apart, a second of a core: test_program_ends.py does.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

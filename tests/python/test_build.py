@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,15 +71,16 @@ set(CUDAToolkit_LIBRARY_DIR ${PROJECT_SOURCE_DIR}/toolkit/lib)
 set(CMAKE_SYSTEM_PREFIX_PATH ${PROJECT_SOURCE_DIR}/system)
 include(%s)
 find_nvidia_library(FOUND fakeblas.h libfakeblas.so.13 cu13)
-message("header ${FOUND_INCLUDE_DIR}")
-message("library ${FOUND_LIBRARY}")
+message("${FOUND_INCLUDE_DIR}")
+message("${FOUND_LIBRARY}")
 """
 PYPI = ".venv/lib/python3.11/site-packages/nvidia/cu13"
 
 
-@pytest.fixture
-def search(root: Path, tmp_path: Path) -> Callable[[], dict[str, str]]:
-    """Where cmake/NvidiaLibrary.cmake finds a header and a library among tmp_path's prefixes."""
+def test_the_toolkit_comes_before_the_system_and_that_before_pypi(
+    root: Path, tmp_path: Path
+) -> None:
+    """Where cmake/NvidiaLibrary.cmake finds a header and a library among these prefixes."""
     text = PROJECT % (root / "cmake" / "NvidiaLibrary.cmake")
     (tmp_path / "CMakeLists.txt").write_text(text)
     for prefix in ("toolkit", "system", PYPI):
@@ -89,33 +89,22 @@ def search(root: Path, tmp_path: Path) -> Callable[[], dict[str, str]]:
             file.parent.mkdir(parents=True)
             file.touch()
 
-    def find() -> dict[str, str]:
+    def found() -> list[str]:
         shutil.rmtree(tmp_path / "build", ignore_errors=True)
         result = passed(ran(["cmake", "-S", tmp_path, "-B", tmp_path / "build"]))
-        return dict(line.split(" ", 1) for line in result.stderr.splitlines())
+        return [line.removeprefix(f"{tmp_path}/") for line in result.stderr.splitlines()]
 
-    return find
-
-
-def test_the_toolkit_comes_before_the_system_and_that_before_pypi(
-    search: Callable[[], dict[str, str]], tmp_path: Path
-) -> None:
-    for prefix in ("toolkit", "system", PYPI):
-        found = search()
-        assert found["header"] == str(tmp_path / prefix / "include")
-        assert found["library"] == str(tmp_path / prefix / "lib" / "libfakeblas.so.13")
-        shutil.rmtree(tmp_path / prefix)
-    assert all(place.endswith("-NOTFOUND") for place in search().values())
-
-
-def test_a_library_that_only_pypi_has_is_found_beside_headers_of_the_toolkit(
-    search: Callable[[], dict[str, str]], tmp_path: Path
-) -> None:
-    for prefix in ("toolkit", "system"):
-        shutil.rmtree(tmp_path / prefix / "lib")
-    found = search()
-    assert found["header"] == str(tmp_path / "toolkit" / "include")
-    assert found["library"] == str(tmp_path / PYPI / "lib" / "libfakeblas.so.13")
+    assert found() == ["toolkit/include", "toolkit/lib/libfakeblas.so.13"]
+    shutil.rmtree(tmp_path / "toolkit/lib")  # each is looked for on its own
+    assert found() == ["toolkit/include", "system/lib/libfakeblas.so.13"]
+    shutil.rmtree(tmp_path / "system/lib")
+    assert found() == ["toolkit/include", f"{PYPI}/lib/libfakeblas.so.13"]
+    shutil.rmtree(tmp_path / "toolkit")
+    assert found()[0] == "system/include"
+    shutil.rmtree(tmp_path / "system")
+    assert found()[0] == f"{PYPI}/include"
+    shutil.rmtree(tmp_path / PYPI)
+    assert found() == ["FOUND_INCLUDE_DIR-NOTFOUND", "FOUND_LIBRARY-NOTFOUND"]
 
 
 STUBS = {
@@ -160,22 +149,24 @@ def clone(root: Path, tmp_path: Path) -> Clone:
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "chosen", "architectures"),
+    ("command", "capabilities", "chosen", "architectures"),
     [
-        ("12.0\\n9.0\\n12.0\\n", "", "90;120"),
-        ("7.5\\n", "", "80"),  # too old for a build of its own
-        ("", "", "80"),
-        ("9.0\\n", "86", "86"),
+        ("build", "12.0\\n9.0\\n12.0\\n", "", "90;120"),
+        ("build", "7.5\\n", "", "80"),  # too old for a build of its own
+        ("build", "", "", "80"),
+        ("build", "9.0\\n", "86", "86"),
+        ("train", "9.0\\n", "", "90"),
     ],
 )
 def test_dev_compiles_for_the_gpus_of_the_machine(
-    clone: Clone, capabilities: str, chosen: str, architectures: str
+    clone: Clone, command: str, capabilities: str, chosen: str, architectures: str
 ) -> None:
     clone.tool("nvidia-smi", NVIDIA_SMI)
-    passed(clone.dev("build", CAPABILITIES=capabilities, ZERORUN_CUDA_ARCHITECTURES=chosen))
-    arguments = clone.log.read_text().split()
-    assert f"-DZERORUN_CUDA_ARCHITECTURES={architectures}" in arguments
+    passed(clone.dev(command, CAPABILITIES=capabilities, ZERORUN_CUDA_ARCHITECTURES=chosen))
+    arguments = clone.log.read_text()
+    assert f"-DZERORUN_CUDA_ARCHITECTURES={architectures}" in arguments.split()
     assert "-DZERORUN_CUDA=ON" in arguments
+    assert "=OFF" not in arguments
 
 
 @pytest.mark.skipif(HAS_DRIVER, reason="this machine has a driver of NVIDIA's")
@@ -196,25 +187,23 @@ def test_dev_train_compiles_the_programs_alone_and_no_cuda_where_no_driver_is(cl
     assert "for CPU ranks" not in result.stderr
 
 
-def test_dev_train_compiles_cuda_where_a_driver_is(clone: Clone) -> None:
-    clone.tool("nvidia-smi", NVIDIA_SMI)
-    assert clone.dev("train", CAPABILITIES="9.0\\n").returncode == 0
-    assert "-DZERORUN_CUDA=ON" in clone.log.read_text()
-    assert "=OFF" not in clone.log.read_text()
-
-
 @pytest.mark.parametrize(("visible", "ranks"), [(0, 2), (1, 1), (11, 2)])
 def test_dev_train_starts_one_rank_on_the_only_gpu(clone: Clone, visible: int, ranks: int) -> None:
     result = clone.dev("train", "--steps", "3", VISIBLE=str(visible))
     assert result.stdout == f"--num_gpus {ranks} train --steps 3\n"
 
 
-def test_dev_names_its_commands_when_it_is_given_another(clone: Clone) -> None:
+def test_dev_says_what_it_expects(clone: Clone) -> None:
+    result = clone.dev("test", "-R", "Partition|Matrix")
+    assert result.returncode == 2
+    assert "-R 'Partition|Matrix': expected a name or a part of one" in result.stderr
+    assert clone.log.read_text() == ""
     result = clone.dev("tset")
     assert result.returncode == 2
     assert "unknown command 'tset': expected one of build train test" in result.stderr
+    text = clone.dev("help").stdout
     for word in result.stderr.split("one of ")[1].split(";")[0].split():
-        assert f"\n  {word} " in clone.dev("help").stdout
+        assert f"\n  {word} " in text
 
 
 @pytest.mark.parametrize(
@@ -244,10 +233,3 @@ esac
     result = ran([tmp_path / ".ci/run"])
     assert result.stdout.splitlines()[-1].startswith(f"{last} skipped in ")
     assert (result.returncode == 0) == (failing == "none")
-
-
-def test_dev_test_takes_one_name(clone: Clone) -> None:
-    result = clone.dev("test", "-R", "Partition|Matrix")
-    assert result.returncode == 2
-    assert "-R 'Partition|Matrix': expected a name or a part of one" in result.stderr
-    assert clone.log.read_text() == ""

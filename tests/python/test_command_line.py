@@ -1,9 +1,12 @@
-"""Commands that are written in Python answer wrong options and paths as those in C++ do."""
+"""Commands that are written in Python answer wrong options as those in C++ do, and write whole
+files, by zerorun.whole_file."""
 
+import contextlib
 import errno
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from zerorun import consolidate, conversion, top
@@ -11,7 +14,7 @@ from zerorun.command_line import exit_with
 from zerorun.monitor import __main__ as monitor
 from zerorun.report import __main__ as report
 from zerorun.tune import __main__ as tune
-from zerorun.whole_file import write_text
+from zerorun.whole_file import replacing, write_text
 
 Main = Callable[[list[str]], int]
 
@@ -36,15 +39,6 @@ def test_an_unknown_option_names_the_nearest(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("zerorun")
     assert message in line
-
-
-@pytest.mark.parametrize("main", [report.main, top.main])
-def test_a_missing_file_is_bad_input_and_shown_without_control_bytes(
-    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(tmp_path / "none\033[31m")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "none\\x1b[31m" in line
 
 
 def test_a_full_disk_keeps_the_old_page_and_names_the_file(
@@ -95,20 +89,6 @@ def test_an_error_that_is_not_of_the_output_is_not_told_as_one(
         exit_with(fail)
 
 
-def test_a_best_command_that_cannot_be_run_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = [str(tmp_path / "launcher")]
-    options = SimpleNamespace(results=tmp_path, then_run=True)
-    search = SimpleNamespace(trials=[], best=None)
-    monkeypatch.setattr(tune, "parse", lambda _: options)
-    monkeypatch.setattr(tune, "_tune", lambda _: (search, False))
-    monkeypatch.setattr(tune, "_keep", lambda *_: command)
-    assert tune.main([]) == 2
-    told = f"zerorun tune: error: {command[0]}: No such file or directory\n"
-    assert capsys.readouterr().err == told
-
-
 def test_tuning_refuses_what_the_launcher_refuses_before_it_runs(
     zerorun: Path,
     tmp_path: Path,
@@ -121,3 +101,59 @@ def test_tuning_refuses_what_the_launcher_refuses_before_it_runs(
     assert tune.main([f"--command={zerorun}", str(config), "--num_gpuss", "2", "--", "train"]) == 2
     assert "unknown option --num_gpuss; did you mean --num_gpus?" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["ds_config.json"]
+
+
+def test_a_file_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o640)
+    with replacing(str(path)) as file:
+        file.write(b"new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with contextlib.suppress(ZeroDivisionError), replacing(str(path)) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("folder/file")
+    for text in (b"first", b"second"):
+        with replacing(str(link)) as file:
+            file.write(text)
+        assert link.is_symlink()
+        assert (tmp_path / "folder" / "file").read_bytes() == text
+
+
+def test_files_with_other_names_stay(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("a user's")
+    (tmp_path / "file.tmp").symlink_to("other")
+    with replacing(str(tmp_path / "file")) as file:
+        file.write(b"new")
+    assert (tmp_path / "other").read_text() == "a user's"
+    assert (tmp_path / "file.tmp").is_symlink()
+    assert not (tmp_path / "file").is_symlink()
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    with replacing(str(pipe)) as file:
+        file.write(b"through")
+    reader.join()
+    assert read == [b"through"]
+    assert pipe.is_fifo()

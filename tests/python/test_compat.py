@@ -1,8 +1,9 @@
-"""cases/compat.py under zerorun's stand-in for DeepSpeed, and the ways to get it."""
+"""zerorun's stand-in for DeepSpeed: the ways to get it, and every public name."""
 
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ else:
     print(importlib.metadata.version("deepspeed"), "torch" in sys.modules, *sys.argv[1:])
 """
 OURS = "0.19.8+zerorun"
+Python = Callable[..., str]
 
 
 @pytest.fixture
@@ -26,9 +28,17 @@ def ask(tmp_path: Path) -> Path:
     return tmp_path / "ask.py"
 
 
-def python(build: Path, *arguments: str | Path, **variables: str) -> str:
-    result = ran([sys.executable, *map(str, arguments)], env=environment(build, **variables))
-    return result.stdout.strip() or result.stderr.strip()
+@pytest.fixture
+def python(build: Path) -> Python:
+    """What Python prints, with the launcher among its commands."""
+    path = os.pathsep.join([str(build / "bin"), os.environ["PATH"]])
+
+    def run(*arguments: object, **variables: str) -> str:
+        own = environment(build, PATH=path, **variables)
+        result = ran([sys.executable, *map(str, arguments)], env=own)
+        return result.stdout.strip() or result.stderr.strip()
+
+    return run
 
 
 def test_the_launcher_gives_it_where_there_is_no_deepspeed_or_it_is_asked_to(
@@ -51,16 +61,16 @@ def test_the_launcher_gives_it_where_there_is_no_deepspeed_or_it_is_asked_to(
         assert job.stdout.strip() == told
 
 
-def test_python_m_reaches_child_processes(build: Path, ask: Path, tmp_path: Path) -> None:
-    assert python(build, "-m", "zerorun.compat", ask, "x") == f"{OURS} False x"
+def test_python_m_reaches_child_processes(python: Python, ask: Path, tmp_path: Path) -> None:
+    assert python("-m", "zerorun.compat", ask, "x") == f"{OURS} False x"
     parent = tmp_path / "parent.py"
     parent.write_text(f"import subprocess, sys; subprocess.run([sys.executable, {str(ask)!r}])")
-    assert python(build, "-m", "zerorun.compat", parent) == f"{OURS} False"
-    assert python(build, "-m", "zerorun.compat", parent, ZERORUN_COMPAT="0") == "none"
+    assert python("-m", "zerorun.compat", parent) == f"{OURS} False"
+    assert python("-m", "zerorun.compat", parent, ZERORUN_COMPAT="0") == "none"
 
 
 def test_the_environment_variable_works_in_isolated_mode(
-    build: Path, root: Path, ask: Path
+    build: Path, root: Path, python: Python, ask: Path
 ) -> None:
     """Through the .pth file of the wheel, which `python -I` reads too."""
     folder = ask.parent / "site"
@@ -68,13 +78,13 @@ def test_the_environment_variable_works_in_isolated_mode(
     (folder / "a.pth").write_text(f"{build / 'python'}\n")
     (folder / "b.pth").write_text((root / "python" / "zerorun_compat.pth").read_text())
     code = f"import site; site.addsitedir({str(folder)!r}); exec(open({str(ask)!r}).read())"
-    assert python(build, "-I", "-c", code, ZERORUN_COMPAT="deepspeed") == f"{OURS} False"
-    assert python(build, "-I", "-c", code) == "none"
+    assert python("-I", "-c", code, ZERORUN_COMPAT="deepspeed") == f"{OURS} False"
+    assert python("-I", "-c", code) == "none"
     loaded = f"import site, sys; site.addsitedir({str(folder)!r}); print('zerorun' in sys.modules)"
-    assert python(build, "-I", "-c", loaded) == "False"  # it costs programs of others nothing
+    assert python("-I", "-c", loaded) == "False"  # it costs programs of others nothing
 
 
-def test_too_late_is_an_error(build: Path, tmp_path: Path) -> None:
+def test_too_late_is_an_error(python: Python, tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(
         "import transformers.integrations.deepspeed\n"
@@ -82,29 +92,30 @@ def test_too_late_is_an_error(build: Path, tmp_path: Path) -> None:
         "try: zerorun.compat.install()\n"
         "except RuntimeError as error: print(error)\n"
     )
-    assert "comes after the import of transformers" in python(build, script)
+    assert "comes after the import of transformers" in python(script)
 
 
-def test_the_command_deepspeed(build: Path, ask: Path) -> None:
+def test_the_command_deepspeed(python: Python, ask: Path) -> None:
     starter = ask.with_name("starter.py")
     command = ["deepspeed", "--accelerator", "cpu", "--num_gpus", "2", "--no_local_rank", str(ask)]
     starter.write_text(f"import subprocess; subprocess.run({command!r})")
-    path = os.pathsep.join([str(build / "bin"), os.environ["PATH"]])
-    lines = python(build, "-m", "zerorun.compat", starter, PATH=path).splitlines()
-    assert sorted(lines) == [f"{OURS} False", f"[rank 1] {OURS} False"] or len(lines) == 2
+    assert python("-m", "zerorun.compat", starter).splitlines() == [f"{OURS} False"] * 2
 
 
-def test_the_other_commands(build: Path, tmp_path: Path) -> None:
+STARTER = """
+import subprocess, sys
+for command in sys.argv[1:]:
+    found = subprocess.run(command, capture_output=True, text=True, shell=True)
+    print(found.returncode, "zerorun" in found.stdout + found.stderr)
+"""
+
+
+def test_the_other_commands(python: Python, tmp_path: Path) -> None:
     """Reports are zerorun's; the rest says what to use, and fails."""
     section = {"enabled": True, "max_train_batch_size": 12, "micro_batch_sizes": [3]}
     (tmp_path / "elastic.json").write_text(json.dumps({"elasticity": section}))
     starter = tmp_path / "starter.py"
-    starter.write_text(
-        "import subprocess, sys\n"
-        "for command in sys.argv[1:]:\n"
-        "    found = subprocess.run(command, capture_output=True, text=True, shell=True)\n"
-        "    print(found.returncode, 'zerorun' in found.stdout + found.stderr)\n"
-    )
+    starter.write_text(STARTER)
     module = f"{sys.executable} -m deepspeed."
     folders = f"--input_folder {tmp_path} --output_folder {tmp_path}/out"
     commands = {
@@ -114,12 +125,11 @@ def test_the_other_commands(build: Path, tmp_path: Path) -> None:
         f"{module}checkpoint.ds_to_universal {folders}": "1 True",
         f"ds_elastic -c {tmp_path}/elastic.json --world-size 4": "0 False",
     }
-    path = os.pathsep.join([str(build / "bin"), os.environ["PATH"]])
-    told = python(build, "-m", "zerorun.compat", starter, *commands, PATH=path)
+    told = python("-m", "zerorun.compat", starter, *commands)
     assert told.splitlines() == [*commands.values()]
 
 
-def test_one_rank_without_a_launcher(build: Path, tmp_path: Path) -> None:
+def test_one_rank_without_a_launcher(python: Python, tmp_path: Path) -> None:
     script = tmp_path / "alone.py"
     script.write_text(
         "import deepspeed, torch\n"
@@ -128,7 +138,7 @@ def test_one_rank_without_a_launcher(build: Path, tmp_path: Path) -> None:
         "print(torch.distributed.get_world_size(), engine.world_size)\n"
         "engine.destroy()\n"
     )
-    assert python(build, "-m", "zerorun.compat", script).splitlines()[-1] == "1 1"
+    assert python("-m", "zerorun.compat", script).splitlines()[-1] == "1 1"
 
 
 def test_a_group_of_one_rank_in_a_job_of_several_is_refused(build: Path, tmp_path: Path) -> None:
@@ -154,3 +164,74 @@ for start in (deepspeed.zero.Init, lambda: deepspeed.initialize(model=model, con
     refusal = ": the launcher started 2 ranks (WORLD_SIZE=2)"
     expected = [f"{where}{refusal}" for where in ("initialize", "zero.Init") for _ in range(2)]
     assert sorted(printed.splitlines()) == expected
+
+
+# Looks at every name; then asks those that it is given.
+WALK = """
+import importlib, json, sys, warnings
+import zerorun.compat
+zerorun.compat.install()
+warnings.simplefilter("ignore")
+import deepspeed
+from deepspeed import _names
+from deepspeed._finder import full
+from deepspeed._placeholders import hint_of
+from deepspeed._placeholders import is_placeholder
+
+def problem_of(name, value):
+    if not is_placeholder(value):
+        return None
+    try:
+        value()
+    except NotImplementedError as error:
+        wanted = ("zerorun", name.rpartition(".")[2], hint_of(name))
+        missing = [text for text in wanted if text not in str(error)]
+        return missing and f"{name}: {missing} not in: {error}"
+    return f"{name}: can be called"
+
+walked, problems = 0, []
+for module in _names.modules():
+    loaded = importlib.import_module(full(module))
+    names = _names.names_of(module)
+    assert hasattr(loaded, "__path__") == names.is_package, module
+    for name in sorted(_names.all_names(module)):
+        value, walked = getattr(loaded, name), walked + 1
+        place = f"{full(module)}.{name}"
+        if is_placeholder(value):  # which may have another name where it is defined
+            place = f"{value.__module__}.{value.__name__}"
+        problems.append(problem_of(place, value))
+        for member in names.classes.get(name, []) if not is_placeholder(value) else []:
+            problems.append(problem_of(f"{place}.{member}", getattr(value, member)))
+problems = list(filter(None, problems))
+told = {}
+for name in sys.argv[1:]:
+    module, _, last = name.rpartition(".")
+    try:
+        getattr(importlib.import_module(f"deepspeed.{module}"), last)()
+    except NotImplementedError as error:
+        told[name] = str(error)
+print(json.dumps({"walked": walked, "problems": problems, "told": told}))
+"""
+
+# What the message about a name has to tell, by the name.
+TOLD = {
+    "launcher.multinode_runner.SlurmRunner": "--hostfile FILE --launcher NAME",
+    "runtime.data_pipeline.data_routing.helper.convert_to_random_ltd": "drop tokens in the model's",
+    "runtime.zero.offload_states.reload_adam_states": "engine.reload_states()",
+}
+
+
+def test_every_name_of_deepspeed_works_or_says_what_does(python: Python) -> None:
+    found = json.loads(python("-c", WALK, *TOLD, ZERORUN_COMPAT="").splitlines()[-1])
+    assert found["problems"] == []
+    assert found["walked"] > 3000
+    told = found["told"]
+    assert {name: text for name, text in TOLD.items() if text not in told[name]} == {}
+
+
+def test_the_page_is_what_the_stand_in_has(root: Path, python: Python) -> None:
+    script = root / "scripts" / "deepspeed_page.py"
+    page = python(script, ZERORUN_COMPAT="")
+    assert page == (root / "docs" / "deepspeed_names.md").read_text().strip(), (
+        f"PYTHONPATH=build/release/python {script} > docs/deepspeed_names.md"
+    )

@@ -5,6 +5,7 @@ import shutil
 import tarfile
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,7 @@ import torch.distributed.checkpoint as dcp
 import zerorun
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from uneven_model import (
-    CONTINUED,
-    SAVED_AFTER,
-    config_of,
-    groups_of,
-    loss_of,
-    make_model,
-    rows_of,
-)
+from uneven_model import CONTINUED, SAVED_AFTER, config_of, groups_of, loss_of, make_model, rows_of
 from zerorun import conversion
 from zerorun.interchange.own import optimizer_of
 from zerorun.model.dtypes import SAFETENSORS_NAMES
@@ -30,6 +23,18 @@ from zerorun.optimizers.saved_values import COMMON_STATES, check_groups, common_
 
 def losses_of(run: Path) -> list[float]:
     return json.loads((run / "losses.json").read_text())["losses"]
+
+
+def convert(command: str, source: Path, target: Path, options: str = "", code: int = 0) -> None:
+    words = [command, str(source), str(target), *options.split()]
+    assert conversion.main(words) == code
+
+
+def alone(use: Callable[..., object], content: dict[str, object], folder: Path) -> None:
+    """dcp.save, or dcp.load."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        use(content, checkpoint_id=folder, no_dist=True)
 
 
 def started(
@@ -72,12 +77,11 @@ def continued(engine: zerorun.ZeroEngine) -> list[float]:
 def test_an_imported_checkpoint_goes_on_as_there(
     runs: Path, tmp_path: Path, name: str, dtype: str, bound: float
 ) -> None:
-    assert conversion.main(["import", str(runs / name), str(tmp_path)]) == 0
+    convert("import", runs / name, tmp_path)
     engine = started(3, dtype, schedule=True)
     assert engine.load_checkpoint(tmp_path)[1] == {"epoch": 4, "order": [3, 1, 2]}
     assert engine.global_steps == engine._core.step_count == SAVED_AFTER
     assert continued(engine) == pytest.approx(losses_of(runs / name), rel=bound)
-    engine.destroy()
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -88,7 +92,7 @@ def test_an_imported_folder_of_fsdp2_goes_on_as_there(
     with tarfile.open(Path(__file__).parent / "data" / "fsdp2_checkpoint.tar.xz") as file:
         file.extractall(tmp_path, filter="data")
     source = tmp_path / "checkpoint"
-    assert conversion.main(["import", str(source), str(tmp_path / "own")]) == 0
+    convert("import", source, tmp_path / "own")
     assert "buffers: calls (--tensor NAME=frozen" in caplog.text
     assert "head.weight = embedding.weight (--tensor NAME=frozen" in caplog.text
     (manifest,) = (tmp_path / "own").glob("*/checkpoint.json")  # which ckpt show shows
@@ -99,63 +103,47 @@ def test_an_imported_folder_of_fsdp2_goes_on_as_there(
     engine.load_checkpoint(tmp_path / "own")
     assert engine.module.calls.item() == SAVED_AFTER
     assert continued(engine) == pytest.approx(losses_of(source), rel=1e-6)
-    untied = [str(source), str(tmp_path / "untied"), "--tensor", "head.weight=frozen"]
-    assert conversion.main(["import", *untied]) == 0
+    convert("import", source, tmp_path / "untied", "--tensor head.weight=frozen")
     refuses_to_load(engine, tmp_path / "untied", "is untied, in this model tied")
-    engine.destroy()
 
 
 def groups_of_core(engine: zerorun.ZeroEngine) -> list[dict[str, object]]:
     return [{k: v for k, v in g.items() if k != "params"} for g in engine.optimizer.param_groups]
 
 
-@pytest.mark.parametrize("kind", ["hugging_face", "stage0"])
-def test_an_imported_model_is_trained_with_the_engines_own_settings(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+@pytest.mark.parametrize("kind", ["hugging_face", "stage0", "elastic"])
+def test_settings_that_a_source_does_not_have_are_the_engines_own(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
+    source, own = tmp_path / "source", tmp_path / "own"
     saved = make_model().state_dict()
-    if kind == "stage0":  # whose states have numbers, not names
+    if kind == "elastic":  # DeepSpeed's, with states but no hyperparameters
+        source = runs / "stage1-elastic-fp32-2"
+        convert("import", source, own)
+    else:
+        source.mkdir()
         numbered = {"state": {0: {"exp_avg": torch.ones(17, 7)}}, "param_groups": [{"params": [0]}]}
         content = {"module": saved, "buffer_names": ["calls"], "optimizer": numbered}
-        torch.save(content | {"param_shapes": None}, source / "mp_rank_00_model_states.pt")
-    else:
-        torch.save(saved, source / "pytorch_model.bin")
-    frozen = ["--tensor", "fixed.*=frozen"]
-    assert conversion.main(["import", str(source), str(tmp_path / "own"), *frozen]) == 0
-    assert "optimizer states begin anew" in caplog.text
+        if kind == "stage0":  # whose states have numbers, not names
+            torch.save(content | {"param_shapes": None}, source / "mp_rank_00_model_states.pt")
+        else:
+            torch.save(saved, source / "pytorch_model.bin")
+        convert("import", source, own, "--tensor fixed.*=frozen")
+        assert "optimizer states begin anew" in caplog.text
     results = []
-    for folder, keys in ((source, {"load_optimizer_states": False}), (tmp_path / "own", {})):
+    for folder in (source, own):
         engine = started(2, model=type(make_model())())  # with values of its own
-        own = groups_of_core(engine)
-        engine.load_checkpoint(folder, **keys)
-        assert groups_of_core(engine) == own
-        assert engine._core.step_count == 0
+        before = groups_of_core(engine)
+        engine.load_checkpoint(folder, load_optimizer_states=kind == "elastic" or folder == own)
+        assert groups_of_core(engine) == before
+        assert engine._core.step_count == (SAVED_AFTER if kind == "elastic" else 0)
         results.append(continued(engine))
-        engine.destroy()
     assert results[0] == results[1]
     assert results[0][-1] != results[0][0]
-    out = str(tmp_path / "dcp")
-    assert conversion.main(["export", str(tmp_path / "own"), out, "--to", "dcp"]) == 0
-    names = dcp.FileSystemReader(out).read_metadata().state_dict_metadata
-    assert {*names} == {f"model.{name}" for name in saved}
-
-
-def test_settings_that_a_source_does_not_have_are_not_made_up(runs: Path, tmp_path: Path) -> None:
-    """DeepSpeed's elastic checkpoints have states without hyperparameters."""
-    run = runs / "stage1-elastic-fp32-2"
-    assert conversion.main(["import", str(run), str(tmp_path)]) == 0
-    losses = []
-    for folder in (run, tmp_path):
-        engine = started(1)
-        own = groups_of_core(engine)
-        engine.load_checkpoint(folder)
-        assert groups_of_core(engine) == own
-        assert engine._core.step_count == SAVED_AFTER
-        losses.append(continued(engine))
-        engine.destroy()
-    assert losses[0] == losses[1]
+    if kind != "elastic":
+        convert("export", own, tmp_path / "dcp", "--to dcp")
+        names = dcp.FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata
+        assert {*names} == {f"model.{name}" for name in saved}
 
 
 ADAMW = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {}}}
@@ -182,11 +170,9 @@ def test_buffers_of_every_kind_are_saved_and_exported(tmp_path: Path) -> None:
     engine = zerorun.initialize(with_buffers(3), config=ADAMW)[0]
     expected = {name: bytes_of(value) for name, value in engine.module.named_buffers()}
     engine.save_checkpoint(tmp_path / "own")
-    engine.destroy()
-    files = ["export", str(tmp_path / "own")]
     for kind in ("safetensors", "bin", "dcp"):
-        assert conversion.main([*files, str(tmp_path / kind), "--to", kind]) == 0
-    assert conversion.main(["import", str(tmp_path / "dcp"), str(tmp_path / "again")]) == 0
+        convert("export", tmp_path / "own", tmp_path / kind, f"--to {kind}")
+    convert("import", tmp_path / "dcp", tmp_path / "again")
     for folder in ("own", "safetensors", "bin", "dcp"):
         model = with_buffers(5)
         model.none_of_them = torch.empty(0, 3)
@@ -194,7 +180,6 @@ def test_buffers_of_every_kind_are_saved_and_exported(tmp_path: Path) -> None:
         engine.load_checkpoint(tmp_path / folder)
         for name, value in model.named_buffers():
             assert torch.equal(bytes_of(value), expected[name]), (folder, name)
-        engine.destroy()
 
 
 def test_a_buffer_that_cannot_hold_the_saved_values_is_an_error(tmp_path: Path) -> None:
@@ -208,26 +193,21 @@ def test_a_buffer_that_cannot_hold_the_saved_values_is_an_error(tmp_path: Path) 
             engine = zerorun.initialize(model, config=ADAMW)[0]
             if buffer is saved:
                 engine.save_checkpoint(tmp_path)
-                engine.destroy()
         expected = f"the buffer table is {saved.dtype}, in this model {own.dtype}"
         refuses_to_load(engine, tmp_path, expected)
         engine.load_checkpoint(tmp_path, load_module_strict=False)
         assert not engine.module.table.any()
-        engine.destroy()
 
 
 def test_a_tied_parameter_of_which_a_folder_has_two_values_is_an_error(tmp_path: Path) -> None:
     """As a model that is not tied leaves them."""
     values = {name: value.clone() for name, value in make_model().state_dict().items()}
     values["head.weight"][3, 2] += 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process
-        dcp.save({"model": values}, checkpoint_id=tmp_path, no_dist=True)
+    alone(dcp.save, {"model": values}, tmp_path)
     engine = started(3, schedule=True)
     expected = "embedding.weight and head.weight are one parameter of this model"
     refuses_to_load(engine, tmp_path, expected, load_optimizer_states=False)
     engine.load_checkpoint(tmp_path, load_optimizer_states=False, load_module_strict=False)
-    engine.destroy()
 
 
 def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
@@ -238,20 +218,16 @@ def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
     engine.backward(loss_of(engine, rows_of(0, 0, 1)))
     engine.step()
     engine.save_checkpoint(tmp_path / "own")
-    engine.destroy()
-    exported = str(tmp_path / "dcp")
-    assert conversion.main(["export", str(tmp_path / "own"), exported, "--to", "dcp"]) == 0
-    assert conversion.main(["import", exported, str(tmp_path / "again")]) == 0
+    convert("export", tmp_path / "own", tmp_path / "dcp", "--to dcp")
+    convert("import", tmp_path / "dcp", tmp_path / "again")
     assert optimizer_of(tmp_path / "again") == ("zerorun's Adam", False)
     for name in ("own", "dcp"):
         engine = started(1, schedule=True, optimizer=adamw)
         refuses_to_load(engine, tmp_path / name, "are those of Adam with L2")
         engine.load_checkpoint(tmp_path / name, load_optimizer_states=False)
-        engine.destroy()
         engine = started(1, schedule=True, optimizer=adam)
         engine.load_checkpoint(tmp_path / name)
         assert engine._core.step_count == 1
-        engine.destroy()
 
 
 @pytest.mark.parametrize("through", ["directly", "through zerorun"])
@@ -259,16 +235,14 @@ def test_torch_goes_on_from_an_exported_folder(runs: Path, tmp_path: Path, throu
     run = source = runs / "stage2-fp32-2"
     if through == "through zerorun":
         source = tmp_path / "own"
-        assert conversion.main(["import", str(run), str(source)]) == 0
-    out = str(tmp_path / "dcp")
-    assert conversion.main(["export", str(source), out, "--to", "dcp"]) == 0
-    assert conversion.main(["export", out, out, "--to", "dcp"]) == 2  # onto itself
+        convert("import", run, source)
+    out = tmp_path / "dcp"
+    convert("export", source, out, "--to dcp")
+    convert("export", out, out, "--to dcp", code=2)  # onto itself
     model = make_model()
     optimizer = torch.optim.AdamW(groups_of(model), lr=1.0)
     saved, states = get_state_dict(model, optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process
-        dcp.load({"model": saved, "optim": states}, checkpoint_id=out, no_dist=True)
+    alone(dcp.load, {"model": saved, "optim": states}, out)
     set_state_dict(model, optimizer, model_state_dict=saved, optim_state_dict=states)
     assert optimizer.param_groups[0]["eps"] == 1e-6
     losses = []
@@ -287,16 +261,16 @@ def test_torch_goes_on_from_an_exported_folder(runs: Path, tmp_path: Path, throu
 def test_what_cannot_be_converted_is_one_line(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command, source, options, message in (
-        ("import", tmp_path, "", "no checkpoint of DeepSpeed, Hugging Face or"),
-        ("import", runs / "stage1-fp32-1", "--tensor a", "NAME=KIND"),
-        ("export", tmp_path, "", str(tmp_path)),
-        ("export", runs / "stage1-fp32-1", "--to dcp --dtype bf16", "--dt"),
-        ("export", runs / "stage1-fp32-1", "--max_shard_size big", "'5GB'"),
-        ("export", runs / "stage1-fp32-1", "--to universal", "--to dcp"),
+    run = runs / "stage1-fp32-1"
+    for command, source, options, code, message in (
+        ("import", tmp_path, "", 1, "no checkpoint of DeepSpeed, Hugging Face or"),
+        ("import", run, "--tensor a", 2, "NAME=KIND"),
+        ("export", tmp_path, "", 1, str(tmp_path)),
+        ("export", run, "--to dcp --dtype bf16", 2, "--dt"),
+        ("export", run, "--max_shard_size big", 2, "'5GB'"),
+        ("export", run, "--to universal", 2, "--to dcp"),
     ):
-        words = [command, str(source), str(tmp_path / "x"), *options.split()]
-        assert conversion.main(words) in {1, 2}
+        convert(command, source, tmp_path / "x", options, code)
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"zerorun ckpt {command}: error: ")
         assert message in line
@@ -318,7 +292,7 @@ def test_an_import_into_its_own_source_is_refused_and_changes_nothing(
         (run / "latest").unlink()
         source = checkpoint
     before = contents_of(run)
-    assert conversion.main(["import", str(source), str(target)]) == 2
+    convert("import", source, target, code=2)
     assert "of another program, some files of which would be replaced" in capsys.readouterr().err
     assert contents_of(run) == before
 
@@ -334,7 +308,7 @@ def test_a_damaged_checkpoint_is_not_exported_for_torch(
     content = bytearray(file.read_bytes())
     content[largest.header_offset + 256 + largest.file_size // 2] ^= 0x10
     file.write_bytes(content)
-    assert conversion.main(["export", str(run), str(out), "--to", "dcp"]) == 1
+    convert("export", run, out, "--to dcp", code=1)
     assert file.name in capsys.readouterr().err
     assert not out.exists()
 

@@ -4,13 +4,47 @@ make_deepspeed_golden.py has written what DeepSpeed itself computes.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from curves import DATA, STEPS, accelerate_losses, trainer_arguments, trainer_losses
-from ranks import passed, shell
+from ranks import HERE, launch, passed, shell
+
+DATA = HERE / "data" / "deepspeed_curves.json"
+ECOSYSTEM = HERE.parent / "ecosystem"
+# Stage and precision.
+TRAINER_RUNS = {"stage2": (2, False), "stage3": (3, False), "stage3-bf16": (3, True)}
+STEPS = 20
+
+
+def trainer_arguments(key: str, scripts: Path, out: Path, scratch: Path) -> list[str]:
+    """Of examples/python/trainer.py; its configuration goes to `scratch`."""
+    stage, bf16 = TRAINER_RUNS[key]
+    config = json.loads((scripts / "ds_config_stage3.json").read_text())
+    config["zero_optimization"]["stage"] = stage
+    config["bf16"]["enabled"] = "auto"
+    file = scratch / f"{key}.json"
+    file.write_text(json.dumps(config))
+    options = (
+        f"--deepspeed {file} --output_dir {out} --text {scripts.parent.parent / 'LICENSE'} "
+        f"--per_device_train_batch_size 2 --max_steps {STEPS} --save_steps {STEPS} --use_cpu "
+        "--logging_steps 1 --learning_rate 3e-3 --report_to none"
+    )
+    return [*options.split(), *(["--bf16"] if bf16 else [])]
+
+
+def trainer_losses(out: Path) -> list[float]:
+    state = json.loads((out / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+
+def accelerate_losses(output: str) -> list[float]:
+    """What examples/python/accelerate_lora.py prints."""
+    (found,) = re.findall(r"ranks 2 losses (.*)", output)
+    return [float(loss) for loss in found.split()]
+
 
 ACCELERATE = "python -m zerorun.compat -m accelerate.commands.launch"
 ACCELERATE += " --config_file accelerate_zero3.yaml accelerate_lora.py out"
@@ -87,3 +121,16 @@ def test_accelerate_and_lora(run: Run, root: Path, folder: Path) -> None:
     assert_follows(runs[0], "accelerate-lora", 1e-4)
     assert runs[1][0] < runs[0][0] - 0.1
     assert (folder / "out" / "adapter.bin").stat().st_size > 1000
+
+
+def test_trainer_divides_sequences(
+    build: Path, transformers_python: dict[str, str], tmp_path: Path
+) -> None:
+    """Two ranks for each sequence."""
+    program = [ECOSYSTEM / "program.py", "ulysses_trainer", "stage3"]
+    script = ["--deepspeed_compat", *program, "--figures", tmp_path / "figures.json"]
+    passed(launch(build, 2, *script, cwd=tmp_path, **transformers_python))
+    found = json.loads((tmp_path / "figures.json").read_text())
+    golden = json.loads((ECOSYSTEM / "golden" / "ulysses_trainer.json").read_text())
+    expected = golden["runs"]["stage3"]
+    assert found == {name: pytest.approx(values, rel=1e-4) for name, values in expected.items()}

@@ -3,24 +3,22 @@
 import json
 import os
 import signal
-import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from host_namespaces import Hosts, rank_environment, why_not
-from ranks import cases_in, environment, piped
+from ranks import cases_in, environment, passed, piped, ran, write_small_job
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 DEADLINE = 120
-SHAPE = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
 WORLD_SIZE = 4
 
 
 @pytest.fixture
 def start(build, tmp_path):
-    (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
-    (tmp_path / "model.json").write_text(json.dumps(SHAPE))
+    write_small_job(tmp_path)
     program = os.environ.get("ZERORUN_TRAIN") or build / "libexec" / "zerorun" / "train"
     ranks = []
 
@@ -40,12 +38,8 @@ def start(build, tmp_path):
 
 
 def test_any_layout_of_hosts_trains_the_same_bits(start, tmp_path):
-    hpz = {
-        "stage": 3,
-        "zero_hpz_partition_size": 2,
-        "stage3_max_reuse_distance": 0,
-        "stage3_param_persistence_threshold": 0,
-    }
+    hpz = {"stage": 3, "zero_hpz_partition_size": 2, "stage3_max_reuse_distance": 0}
+    hpz["stage3_param_persistence_threshold"] = 0
     for name, zero in [("plain", {"stage": 1}), ("hpz", hpz)]:
         (tmp_path / f"{name}.json").write_text(json.dumps({"zero_optimization": zero}))
     hashes = {}
@@ -77,22 +71,15 @@ def test_updated_parameters_in_8_bits(build, torch_python, tmp_path):
         (tmp_path / case).mkdir()
     path = environment(build)["PYTHONPATH"] + f":{build / 'python/zerorun/compat/site'}"
     variables = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "eth0"}
-    with Hosts(2) as hosts:
-        ranks = [
-            subprocess.Popen(
-                hosts.command(rank // 2, [python, program]),
-                cwd=tmp_path,
-                env=rank_environment(hosts, rank, WORLD_SIZE, 2) | variables,
-            )
-            for rank in range(WORLD_SIZE)
-        ]
-        try:
-            for rank in ranks:
-                rank.wait(timeout=DEADLINE)
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+    with Hosts(2) as hosts, ThreadPoolExecutor(WORLD_SIZE) as threads:
+
+        def run(rank):
+            own = rank_environment(hosts, rank, WORLD_SIZE, 2) | variables
+            command = hosts.command(rank // 2, [python, program])
+            return ran(command, cwd=tmp_path, env=own, timeout=DEADLINE)
+
+        for job in threads.map(run, range(WORLD_SIZE)):
+            passed(job)
     for rank in range(WORLD_SIZE):
         results = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert results == dict.fromkeys(cases, "passed")

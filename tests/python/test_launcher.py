@@ -1,14 +1,26 @@
-"""The launcher with Python programs and on a terminal, as users meet it."""
+"""The launcher with Python programs and on a terminal, as users meet it; `zerorun completion` in
+real shells, and `zerorun help`."""
 
+import io
 import json
 import os
+import re
+import shutil
 import signal
-import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from ranks import passed, ran
 from terminal import Terminal
+from zerorun import conversion, top
+from zerorun.command_line import ProgressBar
+from zerorun.explain import __main__ as explain
+from zerorun.monitor import __main__ as monitor
+from zerorun.report import __main__ as report
+from zerorun.tune import options as tune
 
 DEADLINE = 60
 
@@ -41,18 +53,6 @@ def launch(command, tmp_path):
     return run
 
 
-def reports_of(result):
-    """Of each rank: its variables, its arguments, and where Python looks for modules."""
-    return sorted(json.loads(line) for line in passed(result).stdout.splitlines())
-
-
-def test_script_gets_local_rank_before_its_arguments(launch):
-    result = launch("--num_gpus", 2, "train.py", "--num_gpus", "7", "x", program=REPORT)
-    for rank, (variables, arguments, _) in enumerate(reports_of(result)):
-        assert variables == [str(rank), str(rank), "2", "1"]
-        assert arguments == [f"--local_rank={rank}", "--num_gpus", "7", "x"]
-
-
 STRICT = """
 import argparse, os
 parser = argparse.ArgumentParser()
@@ -74,12 +74,17 @@ def test_a_parser_gets_local_rank_in_its_spelling_or_not(launch, option, argumen
 
 
 @pytest.mark.parametrize("words", [["--module", "my.train"], ["my/train.py"]])
-def test_modules_and_scripts_import_from_the_working_directory(tmp_path, launch, words):
+def test_modules_and_scripts_get_local_rank_and_import_from_the_working_directory(
+    tmp_path, launch, words
+):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "train.py").write_text(REPORT)
-    ((_, arguments, path),) = reports_of(launch(*words, "x"))
-    assert arguments == ["--local_rank=0", "x"]
-    assert str(tmp_path) in path
+    result = passed(launch("--num_gpus", 2, *words, "--num_gpus", "7", "x"))
+    for rank, line in enumerate(sorted(result.stdout.splitlines())):
+        variables, arguments, path = json.loads(line)
+        assert variables == [str(rank), str(rank), "2", "1"]
+        assert arguments == [f"--local_rank={rank}", "--num_gpus", "7", "x"]
+        assert str(tmp_path) in path
 
 
 # As a thread of gloo: it still runs when the program has ended, and dies with the interpreter.
@@ -130,12 +135,9 @@ def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch, zerorun)
     cause = job.stderr.splitlines()[-1]
     folder = zerorun.resolve().parents[1] / "python"
     interpreter = os.readlink(folder / "interpreter")
-    assert cause == (
-        f"[zerorun] likely cause: {python} does not have the package zerorun; this zerorun's is "
-        f"for {interpreter}: set ZERORUN_PYTHON={interpreter} and PYTHONPATH={folder}, or run "
-        "`pip install .` in zerorun's sources for the environment that you use"
-    )
+    assert cause.startswith(f"[zerorun] likely cause: {python} does not have the package zerorun; ")
     remedy = {"ZERORUN_PYTHON": interpreter, "PYTHONPATH": str(folder)}
+    assert "set " + " and ".join(f"{name}={value}" for name, value in remedy.items()) in cause
     assert launch("train.py", **remedy).returncode == 0
 
 
@@ -185,11 +187,118 @@ def test_control_c_on_a_terminal_lets_ranks_save(terminal):
     assert all(f"saved {rank}" in started.text for rank in range(2))
 
 
-@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["plan", "--model", "gpt2"]])
+@pytest.mark.parametrize("arguments", ["version", "--help", "plan --model gpt2"])
 def test_output_that_a_full_disk_takes_is_an_error(zerorun, arguments):
-    with open("/dev/full", "w") as full:
-        result = subprocess.run(
-            [zerorun, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+    result = ran(["bash", "-c", f"{zerorun} {arguments} >/dev/full"])
     assert result.returncode == 1
     assert "cannot write to standard output: No space left on device" in result.stderr
+
+
+# --- completion and help ---
+
+# The word before the cursor ends the line.
+BASH = """
+set -u
+eval "$(zerorun completion bash)"
+COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDS=(zerorun) COMP_CWORD=0
+_zerorun zerorun
+printf '%s\\n' "${COMPREPLY[@]}"
+complete -p zerorun
+"""
+FISH = 'zerorun completion fish | source; complete --do-complete "$argv[1]"'
+
+
+def path_with(zerorun: Path) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{zerorun.parent}:{os.environ['PATH']}", "TERM": "dumb"}
+
+
+def printed(zerorun: Path, *command: str) -> list[str]:
+    job = passed(ran(command, timeout=DEADLINE, env=path_with(zerorun)))
+    assert job.stderr == ""
+    return job.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("zerorun ver", ["version"]),
+        ("zerorun ckpt ver", ["verify"]),
+        ("zerorun --accelerator ", ["auto", "cpu", "cuda"]),
+        ("zerorun --accelerator=c", ["cpu", "cuda"]),  # behind the '=', where bash cuts
+        ("zerorun --num_gpus 2 train --dt", ["--dtype"]),
+        ("zerorun my_script", [""]),  # then bash completes files
+    ],
+)
+def test_bash_completes(zerorun: Path, line: str, expected: list[str]) -> None:
+    *found, rule = printed(zerorun, "bash", "--norc", "-c", BASH, "bash", line)
+    assert found == expected
+    assert rule == "complete -o bashdefault -o default -F _zerorun zerorun"
+
+
+@pytest.mark.parametrize(
+    ("tool", "help_of"),
+    [
+        ("report", lambda: report.main(["--help"])),
+        ("monitor", lambda: monitor.main(["--help"])),
+        ("top", lambda: top.main(["--help"])),
+        ("explain", lambda: explain.main(["--help"])),
+        ("tune", lambda: tune.parse(["--command=x", "--help", "--", "train"])),
+        ("ckpt import", lambda: conversion.main(["import", "--help"])),
+        ("ckpt export", lambda: conversion.main(["export", "--help"])),
+    ],
+)
+def test_tools_in_python_complete_the_options_that_they_have(
+    zerorun: Path, capsys: pytest.CaptureFixture[str], tool: str, help_of: Callable[[], object]
+) -> None:
+    with pytest.raises(SystemExit):
+        help_of()
+    options = re.findall(r"^ +(?:-\w(?: [A-Z]+)?, )?(--\w+)", capsys.readouterr().out, re.MULTILINE)
+    found = printed(zerorun, str(zerorun), "completion", "--words", *tool.split(), "--")
+    assert {line.split("\t")[0] for line in found} == set(options)
+
+
+def test_a_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, terminal = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    for written, after_s in ((file, 0.0), (terminal, 60.0)):
+        with ProgressBar("reading", written, after_s) as bar:
+            bar.show(1, 2)
+        assert written.getvalue() == ""
+    with ProgressBar("reading", terminal, after_s=0.0) as bar:
+        bar.show(1, 2)
+        while "50 %" not in terminal.getvalue():
+            time.sleep(0.01)
+    assert f"reading [{'#' * 15}{' ' * 15}]  50 %" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\033[K")
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="no fish")
+def test_fish_completes(zerorun: Path, tmp_path: Path) -> None:
+    def complete(line: str) -> list[str]:
+        return [found.split("\t")[0] for found in printed(zerorun, "fish", "-N", "-c", FISH, line)]
+
+    assert complete("zerorun ckpt ver") == ["verify"]
+    assert complete("zerorun --accelerator=c") == ["--accelerator=cpu", "--accelerator=cuda"]
+    (tmp_path / "my_script.py").touch()
+    assert complete(f"zerorun {tmp_path}/my_s") == [f"{tmp_path}/my_script.py"]
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh")
+def test_zsh_completes(zerorun: Path) -> None:
+    """On a terminal, where alone zsh completes: a line with the tabulator in it runs."""
+    terminal = Terminal(["zsh", "-f", "-i"], ".", path_with(zerorun))
+    lines = ["autoload -Uz compinit; compinit -u -D", 'eval "$(zerorun completion zsh)"']
+    terminal.type("\n".join([*lines, "zerorun ckpt ver\t --help; exit\n"]))
+    assert terminal.wait() == 0, terminal.text
+    assert "Usage: zerorun ckpt verify" in terminal.text
+
+
+def test_help(zerorun: Path) -> None:
+    """Its text, and that of all topics, is docs/command_line.md (test_documents.py)."""
+    listed, told = (printed(zerorun, "zerorun", word) for word in ("help", "--help"))
+    assert "\n".join(listed[:10]) in "\n".join(told)
+    # Its file is taken as DeepSpeed's ds_elastic does, and without an option: neither is required.
+    assert "Required" not in "".join(printed(zerorun, "zerorun", "config", "elastic", "--help"))
+    job = ran([zerorun, "help", "nosuch"])
+    assert job.returncode == 2
+    assert "zerorun help has no topic 'nosuch'; zerorun help lists the topics" in job.stderr

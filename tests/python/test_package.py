@@ -1,8 +1,10 @@
-"""What importing the package does, and that its type stubs tell the truth."""
+"""What importing the package does, that its type stubs tell the truth, and what an installation
+contains: programs build and run against it."""
 
 import copy
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +15,10 @@ import pytest
 import torch
 import zerorun
 from ranks import environment, output_of, passed, ran
+from zerorun import communicator, experts, process_state
+from zerorun.model.engine_ranks import data_communicator
+from zerorun.process_state import STATE, ProcessState
+from zerorun.zero import Init
 
 # Every error, and what Python's own programs know it as.
 ERRORS = {"ConfigError": ValueError, "CommError": None, "DeviceError": None, "IoError": OSError}
@@ -144,3 +150,131 @@ def test_what_is_public_is_what_the_list_says(root: Path, build: Path) -> None:
     assert "engine.h: Engine" in listed["headers"]
     assert "/zero_optimization/offload_optimizer/device" in listed["keys"]
     assert {"train --save_every", "environment ZERORUN_JOB_SECRET"} <= set(listed["commands"])
+
+
+def use_an_engine() -> None:
+    settings = {"train_batch_size": 1, "comms_logger": {"enabled": True}}
+    zerorun.initialize(torch.nn.Linear(2, 2), config=settings)[0].destroy()
+
+
+def test_reset_forgets_what_a_process_keeps() -> None:
+    before = communicator.world()
+    use_an_engine()
+    STATE.experts["ep_size_1"] = STATE.sequence = object()  # type: ignore[assignment]
+    data = data_communicator((0,))
+    asked = []
+    STATE.others["a module"] = lambda: asked.append(1)
+    STATE.inits.append(Init(enabled=True))
+    assert communicator.world() is before
+    assert data_communicator((0,)) is data
+    assert "ep_size_1" in experts.known()
+    process_state.reset()
+    assert asked == [1]
+    assert ProcessState(others=STATE.others) == STATE
+    assert experts.known() == {}
+    assert communicator.world() is not before
+    assert data_communicator((0,)) is not data
+    use_an_engine()
+    del STATE.others["a module"]
+
+
+def test_no_module_but_process_state_keeps_anything(root: Path) -> None:
+    """No other has a global statement, or a new container, which is there to be filled."""
+    empty = r"^\w+(?:: .*)? = (\{\}|\[\]|set\(\)|weakref\.\S*)(?: *#.*)?$|^ *(global \w.*)$"
+    kept = {}
+    for path in (root / "python" / "zerorun").rglob("*.py"):
+        if "site" not in path.parts:  # whose names are DeepSpeed's
+            found = re.findall(empty, path.read_text(), re.MULTILINE)
+            kept |= {path.stem: {one or other for one, other in found}} if found else {}
+    assert kept == {
+        "module_call": {"weakref.WeakSet()"},
+        "shared_unit": {"weakref.WeakKeyDictionary()"},
+    }
+
+
+# --- installations ---
+
+
+def cached(build: Path, name: str) -> str:
+    cache = (build / "CMakeCache.txt").read_text()
+    return re.search(rf"^{name}:\w+=(.+)$", cache, re.M)[1]
+
+
+@pytest.fixture(scope="module")
+def prefix(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("prefix")
+    for component in ("runtime", "development"):
+        output_of("cmake", "--install", build, "--prefix", prefix, "--component", component)
+    return prefix
+
+
+@pytest.fixture(scope="module")
+def mlp(root: Path, prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/mlp, built away from this repository against the installation."""
+    build = tmp_path_factory.mktemp("mlp")
+    source = root / "examples" / "mlp"
+    output_of("cmake", "-G", "Ninja", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    output_of("cmake", "--build", build)
+    return build / "mlp"
+
+
+def test_the_cmake_package_asks_for_no_other_package(prefix: Path) -> None:
+    files = list(prefix.rglob("zerorunConfig*.cmake"))
+    assert len(files) >= 2
+    for file in files:
+        assert not re.search(
+            r"find_dependency|fmt::|hwy::|nlohmann|xxhash|OpenMP", file.read_text()
+        )
+
+
+def test_an_installed_library_trains_on_two_ranks(mlp: Path, prefix: Path) -> None:
+    launcher = prefix / "bin" / "zerorun"
+    assert "--micro_batch" in output_of(launcher, "train", "--help", cwd=prefix)
+    output = output_of(launcher, "--num_gpus", "2", "--accelerator", "cpu", mlp)
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] / 20
+
+
+def test_the_example_reads_a_config(mlp: Path, tmp_path: Path) -> None:
+    config = tmp_path / "ds_config.json"
+    config.write_text('{"train_batch_size": 8, "zero_optimization": {"stag": 1}}')
+    result = ran([mlp, config])
+    assert result.returncode == 2
+    assert "/zero_optimization/stag" in result.stderr
+
+
+def test_pip_install_brings_command_program_and_package(
+    root: Path, build: Path, tmp_path: Path
+) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    # A build folder that stays, so that a second run compiles nothing.
+    settings = [f"--config-settings=build-dir={root / 'build' / 'wheel'}"]
+    # The compiler as the release build calls it: its results are in the compiler cache.
+    settings.append("--config-settings=cmake.define.ZERORUN_PORTABLE=OFF")
+    for name in ("ZERORUN_CUDA_ARCHITECTURES", "CMAKE_COMPILE_WARNING_AS_ERROR"):
+        settings.append(f"--config-settings=cmake.define.{name}={cached(build, name)}")
+    environment = os.environ | {
+        "CXX": cached(build, "CMAKE_CXX_COMPILER"),
+        "CCACHE_BASEDIR": str(root),
+        "CCACHE_NOHASHDIR": "1",
+        "CCACHE_SLOPPINESS": "pch_defines,time_macros",
+    }
+    output_of(*pip, *settings, "--target", tmp_path, root, env=environment)
+    installed = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command, package_folder = tmp_path / "bin" / "zerorun", tmp_path / "zerorun"
+    assert zerorun.__version__ in output_of(command, "--version", env=installed)
+    assert "--micro_batch" in output_of(command, "train", "--help", env=installed)
+    script = "import zerorun; print(zerorun.__file__, zerorun.config.parse({}).config.zero.stage)"
+    output = output_of(sys.executable, "-c", script, env=installed)
+    assert output.split() == [str(package_folder / "__init__.py"), "0"]
+    (tmp_path / "ask.py").write_text(
+        "import importlib.metadata, deepspeed\n"
+        "print(deepspeed.__version__, importlib.metadata.version('deepspeed'))\n"
+    )
+    compat = [sys.executable, "-m", "zerorun.compat", tmp_path / "ask.py"]
+    assert output_of(*compat, env=installed).split() == ["0.19.8+zerorun"] * 2
+    for program in ("libexec/zerorun/train", "compat/bin/deepspeed"):
+        assert os.access(package_folder / program, os.X_OK)
+    assert (package_folder / "py.typed").exists()
+    assert (tmp_path / "zerorun_compat.pth").exists()

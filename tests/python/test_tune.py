@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from zerorun.tune.options import DEFAULTS, Options, parse
 from zerorun.tune.search import Search
 from zerorun.tune.trial import Trial, command_of
 
+Start = Callable[[str], subprocess.Popen[str]]
 
-def search_with(
-    rate: Any, given: dict[str, Any], fits: list[dict[str, Any]] | None = None, **section: Any
-) -> Search:
+
+def search_with(rate: Any, given: dict[str, Any], fits: Any = None, **section: Any) -> Search:
     """A search of two ranks whose trials do not run: `rate` of configuration and micro-batch, 0
     for one that fails."""
 
@@ -36,7 +37,7 @@ def search_with(
 
 
 def row(stage: int, device: str = "none", fits: bool = True) -> dict[str, Any]:
-    setting = f"stage {stage}" + ("" if device == "none" else f", optimizer {device}")
+    setting = f"stage {stage}" + f", optimizer {device}" * (device != "none")
     offload = {"offload_optimizer": device, "offload_param": "none", "ratio": 1.0}
     return {"setting": setting, "stage": stage, "fits": fits} | offload
 
@@ -111,7 +112,7 @@ def test_batches_stay_within_their_limit() -> None:
 
 
 @pytest.fixture
-def tune(zerorun: Path, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tune(zerorun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a configuration, a text and a model to tune."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{zerorun.parent}:{os.environ['PATH']}")
@@ -125,8 +126,9 @@ def tune(zerorun: Path, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 COMMAND = "tune c.json --accelerator cpu --num_gpus 2 -- train --data text --model model.json"
 
 
-def start(zerorun: Path, build: Path, words: str) -> subprocess.Popen[str]:
-    return piped([zerorun, *words.split()], env=environment(build, PATH=os.environ["PATH"]))
+@pytest.fixture
+def start(zerorun: Path, build: Path, tune: Path) -> Start:
+    return lambda words: piped([zerorun, *words.split()], env=environment(build))
 
 
 def results_of(job: subprocess.Popen[str], folder: Path) -> tuple[list[Any], dict[str, Any], str]:
@@ -134,10 +136,8 @@ def results_of(job: subprocess.Popen[str], folder: Path) -> tuple[list[Any], dic
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
     folder = folder / "autotuning_results"
-    trials, optimal = (
-        json.loads((folder / f"{name}.json").read_text())
-        for name in ("trials", "ds_config_optimal")
-    )
+    trials = json.loads((folder / "trials.json").read_text())
+    optimal = json.loads((folder / "ds_config_optimal.json").read_text())
     best = max(trials, key=lambda trial: trial["rate"])
     assert f"* {best['name']}" in (folder / "summary.txt").read_text()
     command = (folder / "cmd_optimal.txt").read_text()
@@ -145,8 +145,8 @@ def results_of(job: subprocess.Popen[str], folder: Path) -> tuple[list[Any], dic
     return trials, optimal, command
 
 
-def test_a_program_is_tuned(zerorun: Path, build: Path, tune: Path) -> None:
-    trials, optimal, command = results_of(start(zerorun, build, COMMAND), tune)
+def test_a_program_is_tuned(start: Start, tune: Path) -> None:
+    trials, optimal, command = results_of(start(COMMAND), tune)
     assert [trial["status"] for trial in trials] == ["done"] * 3
     assert "autotuning" not in optimal
     best = max(trials, key=lambda trial: trial["rate"])
@@ -164,13 +164,14 @@ args, _ = parser.parse_known_args()
 config = json.load(open(args.deepspeed)) | {"train_micro_batch_size_per_gpu": args.size}
 model = torch.nn.Linear(8, 8)
 engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=model.parameters())
-for _ in range(1000):  # the trial ends earlier
+for _ in range(100):  # the trial ends earlier
     engine.backward(engine(torch.ones(args.size, 8)).square().mean())
     engine.step()
+open("ended", "w").close()
 """
 
 
-def test_a_pytorch_script_is_tuned(zerorun: Path, build: Path, tune: Path) -> None:
+def test_a_pytorch_script_is_tuned_and_run(start: Start, tune: Path) -> None:
     size = "--per_device_train_batch_size"
     section = {"tuner_num_trials": 2, "end_profile_step": 4}
     section["arg_mappings"] = {"train_micro_batch_size_per_gpu": size}
@@ -178,19 +179,19 @@ def test_a_pytorch_script_is_tuned(zerorun: Path, build: Path, tune: Path) -> No
     config["autotuning"] = section
     (tune / "ds.json").write_text(json.dumps(config))
     (tune / "script.py").write_text(SCRIPT)
-    words = f"tune ds.json --accelerator cpu --num_gpus 1 -- script.py --deepspeed ds.json {size}=2"
-    trials, optimal, command = results_of(start(zerorun, build, words), tune)
+    words = "--autotuning run --accelerator cpu --num_gpus 1 script.py --deepspeed ds.json"
+    trials, optimal, command = results_of(start(f"{words} {size}=2"), tune)
     assert [(t["status"], t["micro_batch"]) for t in trials] == [("done", 2)] * 2
     assert optimal["optimizer"]
     assert f" --deepspeed autotuning_results/ds_config_optimal.json {size} 2" in command
+    assert (tune / "ended").exists()
 
 
-def test_an_interrupt_keeps_the_best_so_far(zerorun: Path, build: Path, tune: Path) -> None:
-    config = json.loads((tune / "c.json").read_text())
+def test_an_interrupt_keeps_the_best_so_far(start: Start, tune: Path) -> None:
     # So that some trials are left when the signal arrives.
-    config["autotuning"] |= {"tuner_num_trials": 50, "tuner_early_stopping": 50}
-    (tune / "c.json").write_text(json.dumps(config))
-    job = start(zerorun, build, COMMAND)
+    text = (tune / "c.json").read_text().replace('"tuner_num_trials": 3', '"tuner_num_trials": 50')
+    (tune / "c.json").write_text(text)
+    job = start(COMMAND)
     assert job.stdout.readline().startswith("as_given: ")
     job.send_signal(signal.SIGINT)
     output, errors = job.communicate(timeout=60)
@@ -219,17 +220,13 @@ def test_what_cannot_be_tuned_is_said(tune: Path, words: str, told: str) -> None
         parse(words.split())
 
 
-def test_the_configuration_may_follow_the_launchers_options(tune: Path) -> None:
+def test_both_forms_of_the_command_mean_the_same(tune: Path) -> None:
     given = parse(["--num_gpus", "2", "c.json", "--trial_seconds", "3", "--", "train"])
-    assert given.config == Path("c.json")
+    assert (given.config, given.trial_s) == (Path("c.json"), 3)
     assert given.launcher[1:] == ["--num_gpus", "2"]
-    assert given.trial_s == 3
-
-
-def test_deepspeeds_form_means_the_same(tune: Path) -> None:
     words = "--autotuning run --num_gpus 2 x.py --deepspeed c.json --lr 1"
-    options = parse(words.split())
-    assert options.then_run
+    of_deepspeed = parse(words.split())
+    assert of_deepspeed.then_run
     size = "--per_device_train_batch_size 4"
-    command = command_of(options, Path("best.json"), size.split())
+    command = command_of(of_deepspeed, Path("best.json"), size.split())
     assert command[1:] == f"--num_gpus 2 x.py --deepspeed best.json --lr 1 {size}".split()

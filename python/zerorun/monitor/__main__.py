@@ -120,11 +120,10 @@ def main(argv: list[str] | None = None) -> int:
     if master.failed:
         print(f"zerorun monitor: error: {', '.join(master.failed)} failed", file=sys.stderr)
         return 1
-    if steps == 0:
-        print(f"zerorun monitor: error: {given.file}: no line with a step in it", file=sys.stderr)
-        return 2
-    print(f"{steps} steps of {given.file}", file=sys.stderr)
-    return 0
+    file = _C.printable(str(given.file))
+    nothing = f"zerorun monitor: error: {file}: no line with a step in it"
+    print(f"{steps} steps of {file}" if steps else nothing, file=sys.stderr)
+    return 0 if steps else 2
 
 
 if __name__ == "__main__":
