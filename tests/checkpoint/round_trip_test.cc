@@ -1,6 +1,6 @@
 #include "core/check.h"
 #include "tests/call_path.h"
-#include "tests/checkpoint/sharded.h"
+#include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/toy_job.h"
 
 namespace zerorun {

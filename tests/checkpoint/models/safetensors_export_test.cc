@@ -1,4 +1,4 @@
-#include "tests/checkpoint/sharded.h"
+#include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
