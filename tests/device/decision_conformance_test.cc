@@ -229,52 +229,35 @@ INSTANTIATE_TEST_SUITE_P(Devices, DecisionConformance, ::testing::ValuesIn(devic
                          name_of_device);
 
 // Device::orthogonalize against the iteration in double.
-struct Matrix {
-  int64_t rows = 0;
-  int64_t cols = 0;
-  std::vector<double> values;
+using Matrix = std::vector<double>;
 
-  double& at(int64_t row, int64_t col) { return values[static_cast<size_t>(row * cols + col)]; }
-  double at(int64_t row, int64_t col) const {
-    return values[static_cast<size_t>(row * cols + col)];
-  }
-};
-
-Matrix zeros(int64_t rows, int64_t cols) {
-  return {rows, cols, std::vector<double>(static_cast<size_t>(rows * cols))};
-}
-
-Matrix transposed(const Matrix& a) {
-  Matrix out = zeros(a.cols, a.rows);
-  for (int64_t i = 0; i < a.rows; ++i) {
-    for (int64_t k = 0; k < a.cols; ++k) out.at(k, i) = a.at(i, k);
-  }
-  return out;
-}
-
-Matrix product(const Matrix& a, const Matrix& b) {
-  Matrix out = zeros(a.rows, b.cols);
-  for (int64_t i = 0; i < a.rows; ++i) {
-    for (int64_t k = 0; k < a.cols; ++k) {
-      for (int64_t j = 0; j < b.cols; ++j) out.at(i, j) += a.at(i, k) * b.at(k, j);
+// Of `a`, which has these rows, and `b`, or the transposed `b`.
+Matrix product(const Matrix& a, const Matrix& b, size_t rows, bool transposed = false) {
+  const size_t inner = a.size() / rows;
+  const size_t cols = b.size() / inner;
+  Matrix out(rows * cols);
+  for (size_t i = 0; i < rows; ++i) {
+    for (size_t k = 0; k < inner; ++k) {
+      for (size_t j = 0; j < cols; ++j) {
+        out[i * cols + j] += a[i * inner + k] * (transposed ? b[j * inner + k] : b[k * cols + j]);
+      }
     }
   }
   return out;
 }
 
-Matrix orthogonalized(Matrix x, const Orthogonalization& how) {
+Matrix orthogonalized(Matrix x, size_t rows, const Orthogonalization& how) {
   double squares = 0.0;
-  for (const double value : x.values) squares += value * value;
-  for (double& value : x.values) value /= std::sqrt(squares) + kNewtonSchulzEps;
+  for (const double value : x) squares += value * value;
+  for (double& value : x) value /= std::sqrt(squares) + kNewtonSchulzEps;
   for (int step = 0; step < how.steps; ++step) {
     const auto [a, b, c] = newton_schulz_step(how, step);
-    const Matrix gram = product(x, transposed(x));
-    Matrix polynomial = product(gram, gram);
-    for (size_t i = 0; i < polynomial.values.size(); ++i) {
-      polynomial.values[i] = c * polynomial.values[i] + b * gram.values[i];
+    const Matrix gram = product(x, x, rows, true);
+    Matrix polynomial = product(gram, gram, rows);
+    for (size_t i = 0; i < polynomial.size(); ++i) {
+      polynomial[i] = c * polynomial[i] + b * gram[i] + (i % (rows + 1) == 0 ? a : 0.0);
     }
-    for (int64_t i = 0; i < x.rows; ++i) polynomial.at(i, i) += a;
-    x = product(polynomial, x);
+    x = product(polynomial, x, rows);
   }
   return x;
 }
@@ -289,11 +272,11 @@ class OrthogonalizeConformance : public DeviceConformance {
         array(std::vector<float>(static_cast<size_t>(orthogonalize_work(rows, cols))));
     device_->orthogonalize(*stream_, matrix.view(), rows, cols, how, work.view());
     const Matrix expected =
-        orthogonalized({rows, cols, std::vector<double>(values.begin(), values.end())}, how);
+        orthogonalized({values.begin(), values.end()}, static_cast<size_t>(rows), how);
     const std::vector<float> found = matrix.host();
     double error = 0.0;
     for (size_t i = 0; i < found.size(); ++i) {
-      error = std::max(error, std::abs(found[i] - expected.values[i]));
+      error = std::max(error, std::abs(found[i] - expected[i]));
     }
     return error;
   }

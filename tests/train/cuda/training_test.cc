@@ -111,14 +111,6 @@ TEST_F(TrainingTest, SixteenBitsAndRanksThatShareAGpuStayCloseToTheCpu) {
   expect_near(on_cuda(2, "fp32", make_host_staged_communicator), on_cpu(2, "fp32"), 1e-5);
 }
 
-// Of this thread.
-int64_t waits_so_far() {
-  const std::vector<fake::Call> calls = FakeCuda::instance().calls();
-  return std::count_if(calls.begin(), calls.end(), [](const fake::Call& call) {
-    return call.thread == std::this_thread::get_id() && call.name.ends_with("Synchronize");
-  });
-}
-
 // For the gradient norm: the loss has been read by then, and another thread tells when the GPU was
 // done with the backward pass.
 TEST_F(TrainingTest, AStepWaitsForTheGpuOnce) {
@@ -128,9 +120,9 @@ TEST_F(TrainingTest, AStepWaitsForTheGpuOnce) {
       trainer.initialize();
       for (int i = 0; i < 2; ++i) trainer.step(0);  // the first ones allocate
       for (int i = 0; i < 3; ++i) {
-        const int64_t before = waits_so_far();
+        const int64_t before = zerorun::testing::waits_so_far();
         const StepReport report = trainer.step(0).report;
-        EXPECT_EQ(waits_so_far() - before, 1) << "stage " << stage;
+        EXPECT_EQ(zerorun::testing::waits_so_far() - before, 1) << "stage " << stage;
         const StepTimes& times = report.times;
         EXPECT_GT(times.fwd_bwd_ms, 0.0);
         EXPECT_GE(times.optimizer_ms, 0.0);  // the thread may have come late
