@@ -105,6 +105,7 @@ TEST_F(DeviceReportTest, WithoutNvmlLinksAndTheDriversVersionAreUnknownAndItSays
 }
 
 // The GPU that a rank gets from the CUDA backend.
+
 // A rank on a host with three GPUs.
 class ChosenDeviceTest : public testing::FakeCudaTest {
  protected:

@@ -162,6 +162,7 @@ TEST_F(TrainerTest, ActivationsTakeWhatIsForeseen) {
 }
 
 // fp16, loss scaling and learning rate schedules, as the config asks for them.
+
 // Linear warm-up over four steps to a rate of each group's own: matrices, then vectors.
 constexpr const char* kSchedule = R"(, "scheduler": {"type": "WarmupLR", "params": {
     "warmup_max_lr": [0.008, 0.016], "warmup_num_steps": 4, "warmup_type": "linear"}})";
