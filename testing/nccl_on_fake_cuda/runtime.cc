@@ -1,4 +1,6 @@
-// The functions of the CUDA runtime that NCCL calls.
+// The functions of the CUDA runtime, and of the driver (src/misc/cudawrap.cc), that NCCL calls.
+#include <cuda.h>
+
 #include <cstdio>
 #include <set>
 
@@ -162,6 +164,34 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function,
   }
   *found = *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
   return cudaSuccess;
+}
+
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return is_device(ordinal) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+// A context is its device's number, plus 1.
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = reinterpret_cast<CUcontext>(static_cast<uintptr_t>(current_device() + 1));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice* device) {
+  *device = current_device();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+  const Block block = block_at(reinterpret_cast<const void*>(address));
+  if (block.bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (attribute != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) return CUDA_ERROR_NOT_SUPPORTED;
+  *static_cast<int*>(value) = block.device;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction, void**, void**) {
+  return CUDA_SUCCESS;
 }
 
 namespace zerorun::fake_cuda {

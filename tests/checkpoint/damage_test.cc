@@ -2,7 +2,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/shard_file.h"
 #include "checkpoint/loading/checkpoint_reader.h"
-#include "tests/checkpoint/sharded.h"
+#include "tests/checkpoint/fake_engine.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
 

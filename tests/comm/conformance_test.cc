@@ -4,7 +4,6 @@
 // size: the rules of one interface
 #include "tests/comm/conformance.h"
 
-#include "tests/comm/rank.h"
 #include "tests/error_of.h"
 
 namespace zerorun::testing {

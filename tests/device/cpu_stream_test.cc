@@ -1,7 +1,10 @@
 #include "device/cpu/cpu_stream.h"
 
+#include "device/slot_ring.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/gate.h"
+#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {
@@ -108,39 +111,6 @@ TEST(InlineStream, RunsAtOnceAndKeepsNoError) {
   EXPECT_TRUE(stream->record().ready());
 }
 
-// A random graph of tasks over several streams: task i reads what earlier tasks of other streams
-// wrote, ordered by events only. ThreadSanitizer sees any missing edge; the values show any wrong
-// order.
-TEST(WorkerStream, RandomDependenciesHold) {
-  constexpr int kStreams = 4;
-  constexpr int kTasks = 200;
-  std::mt19937 random(5);
-  std::vector<std::unique_ptr<CpuStream>> streams;
-  for (int i = 0; i < kStreams; ++i) streams.push_back(make_worker_stream("random"));
-  std::vector<int64_t> values(kTasks, -1);
-  std::vector<int64_t> expected(kTasks, -1);
-  std::vector<Event> events(kTasks);
-  for (size_t i = 0; i < kTasks; ++i) {
-    CpuStream& stream = *streams[random() % kStreams];
-    std::vector<size_t> inputs;
-    for (size_t n = i == 0 ? 0 : random() % 4; n > 0; --n) inputs.push_back(random() % i);
-    expected[i] = static_cast<int64_t>(i);
-    for (const size_t input : inputs) {
-      expected[i] += expected[input] % 1000;
-      stream.wait(events[input]);
-    }
-    const auto delay = std::chrono::microseconds(random() % 200);
-    stream.submit([&values, inputs, i, delay] {
-      std::this_thread::sleep_for(delay);  // varies the interleaving; the result must not depend
-      values[i] = static_cast<int64_t>(i);
-      for (const size_t input : inputs) values[i] += values[input] % 1000;
-    });
-    events[i] = stream.record();
-  }
-  for (const auto& stream : streams) stream->synchronize();
-  EXPECT_EQ(values, expected);
-}
-
 TEST(WorkerStream, TakesWorkFromSeveralThreads) {
   const auto stream = make_worker_stream("shared");
   int64_t sum = 0;  // only the worker touches it
@@ -174,6 +144,40 @@ TEST(HostEvent, TellsWhenItHappensBeforeLaterWorkAndAtOnceWhenItHas) {
   stream->synchronize();
   tell();
   EXPECT_EQ(told, 2);
+}
+
+TEST(SlotRing, HandsOutItsSlotsInTurnOnceTheyAreFree) {
+  const auto device = make_cpu_device();
+  const auto user = device->make_stream("user");
+  const auto next = device->make_stream("next");
+  std::vector<std::byte> memory(8);
+  SlotRing ring;
+  ring.add(TensorView{memory.data(), 8, DType::uint8});
+  ring.add(device->allocate(16, MemoryCategory::other));
+
+  std::atomic<bool> go = false;
+  std::atomic<bool> used = false;
+  EXPECT_EQ(ring.take(*user), 0U);
+  EXPECT_EQ(ring.view(0, 2, DType::fp32).data, memory.data());
+  cpu_stream(*user).submit([&] {
+    go.wait(false);
+    used = true;
+  });
+  ring.release(0, user->record());
+  EXPECT_EQ(ring.take(*next), 1U);  // free from the start
+  next->synchronize();
+  EXPECT_EQ(ring.take(*next), 0U);
+  EXPECT_EQ(ring.last(), 0U);
+  std::atomic<bool> seen = false;
+  cpu_stream(*next).submit([&] { seen = used.load(); });
+  go = true;
+  go.notify_all();
+  next->synchronize();
+  EXPECT_TRUE(seen);
+  ring.synchronize(0);
+  EXPECT_THROW(ring.view(1, 5, DType::fp32), InternalError);
+  ring.replace(1, device->allocate(32, MemoryCategory::other));
+  EXPECT_EQ(ring.view(1, 5, DType::fp32).numel, 5);
 }
 
 }  // namespace

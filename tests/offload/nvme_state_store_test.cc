@@ -1,9 +1,13 @@
 #include "offload/nvme_state_store.h"
 
 #include "core/check.h"
+#include "offload/pinned_arena.h"
+#include "offload/state_store.h"
 #include "os/file_descriptor.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/paths.h"
+#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {
@@ -243,6 +247,100 @@ TEST_F(NvmeStateStoreTest, WhatWasOnlyLookedAtBeforeAStepIsNotAcceptedAfterIt) {
   store->accept_changes();
   store->acquire(0, *stream_, Content::needed);
   EXPECT_THROW(stream_->synchronize(), IoError);
+}
+
+enum class Home { device, host };
+
+class ResidentStateStoreTest : public ::testing::TestWithParam<Home> {
+ protected:
+  std::unique_ptr<StateStore> make(const std::vector<StateLayout>& chunks) {
+    if (GetParam() == Home::device) return make_device_state_store(*device_, chunks);
+    size_t nbytes = 0;
+    for (const StateLayout& chunk : chunks) nbytes += host_state_nbytes(chunk);
+    arena_ = std::make_unique<PinnedArena>(*device_, nbytes);
+    auto store = make_host_state_store(*arena_, chunks);
+    EXPECT_EQ(arena_->taken(), arena_->nbytes());
+    return store;
+  }
+  int64_t live(MemoryCategory category) const { return device_->memory_use(category).live_bytes; }
+
+  const std::shared_ptr<Device> device_ = make_cpu_device();
+  Stream& stream_ = device_->inline_stream();
+  std::unique_ptr<PinnedArena> arena_;
+};
+
+TEST_P(ResidentStateStoreTest, WhatIsOffloadedLeavesTheDeviceAndComesBackWithItsNextUse) {
+  const auto store = make({{1024, {{"master"}, {"exp_avg"}}}, {0, {{"exp_avg"}}}});
+  const std::array before = {live(MemoryCategory::optimizer), live(MemoryCategory::pinned)};
+  store->acquire(0, stream_, Content::needed)[1].as<float>()[1023] = 5.0F;
+  store->release(0, stream_, SIZE_MAX);
+  for (int round = 0; round < 2; ++round) {
+    store->offload();
+    store->offload();
+    EXPECT_EQ(live(MemoryCategory::optimizer), 0);
+    EXPECT_EQ(live(MemoryCategory::pinned), before[0] + before[1]);
+    if (round == 0) store->reload();
+    EXPECT_EQ(store->stored(0)[1].as<float>()[1023], 5.0F);
+    EXPECT_EQ(live(MemoryCategory::optimizer), before[0]);
+    EXPECT_EQ(live(MemoryCategory::pinned), before[1]);
+    EXPECT_EQ(store->acquire(0, stream_, Content::needed)[1].as<float>()[1023], 5.0F);
+  }
+  EXPECT_TRUE(store->stored(1)[0].empty());
+}
+
+TEST_P(ResidentStateStoreTest, ChunksThatDoNotFitAreATypedError) {
+  EXPECT_THROW(make({{int64_t{1} << 55, {{"master"}}}}), Error);
+  EXPECT_EQ(live(MemoryCategory::optimizer), 0);
+  EXPECT_EQ(live(MemoryCategory::pinned), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Homes, ResidentStateStoreTest, ::testing::Values(Home::device, Home::host),
+                         [](const auto& home) {
+                           return home.param == Home::device ? "Device" : "Host";
+                         });
+
+TEST(MemoryCheck, LockingMoreThanTheLimitIsSaidWithWhatToDo) {
+  const HostLimits limits{.lockable = int64_t{8} << 20};
+  EXPECT_EQ(locking_advice(limits, size_t{4} << 20, 2), "");
+  EXPECT_EQ(locking_advice({}, size_t{4} << 40, 2), "");
+  const std::string advice = locking_advice(limits, size_t{6} << 20, 2);
+  EXPECT_THAT(advice, HasSubstr("12.0 MiB of buffers on this host"));
+  EXPECT_THAT(advice, HasSubstr("`ulimit -l` allows 8.0 MiB"));
+  EXPECT_THAT(advice, HasSubstr("ulimit memlock=-1"));
+}
+
+TEST(MemoryCheck, TooLittleIsAnErrorThatSaysWhatIsMissingWhere) {
+  HostLimits limits{.available = int64_t{16} << 30};
+  check_host_memory(limits, size_t{8} << 30, 2, "offloading");
+  check_host_memory({}, size_t{1} << 50, 8, "a host whose limits are unknown");
+  const auto message = [&](size_t nbytes) {
+    return error_of<ConfigError>([&] { check_host_memory(limits, nbytes, 2, "offloading"); });
+  };
+  EXPECT_THAT(message(size_t{9} << 30),
+              HasSubstr("offloading needs 9.0 GiB of host memory for each of 2 ranks, 18.0 GiB "
+                        "in all; the machine has 16.0 GiB left"));
+  limits.group_available = int64_t{1} << 30;
+  EXPECT_THAT(message(size_t{1} << 30), HasSubstr("the control group has 1.0 GiB left"));
+}
+
+// Copies may not cross from one block to the next.
+TEST(PinnedArenaTest, EachViewLiesInOneBlockAndAllFit) {
+  const auto device = make_cpu_device();
+  constexpr int64_t kNumel = 48;  // 192 bytes: two in a block
+  constexpr int kViews = 7;
+  PinnedArena arena(*device, kViews * PinnedArena::nbytes_of(kNumel, DType::fp32), 512);
+  std::vector<TensorView> views;
+  for (int i = 0; i < kViews; ++i) {
+    views.push_back(arena.take(kNumel, DType::fp32));
+    std::fill_n(views.back().as<float>(), kNumel, static_cast<float>(i));
+  }
+  for (int i = 0; i < kViews; ++i) {
+    EXPECT_THAT(std::vector<float>(views[i].as<float>(), views[i].as<float>() + kNumel),
+                ::testing::Each(static_cast<float>(i)));
+  }
+  EXPECT_THROW(arena.take(1, DType::fp32), InternalError);
+  PinnedArena one(*device, PinnedArena::nbytes_of(1024, DType::fp32), 512);
+  EXPECT_EQ(one.take(1024, DType::fp32).numel, 1024);  // larger than a block
 }
 
 }  // namespace

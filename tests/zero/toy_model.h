@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tests/comm/reference.h"
 #include "tests/common.h"
 #include "zerorun/engine.h"
 
@@ -76,7 +77,6 @@ class ToyModel {
   static std::vector<ParameterGroup> groups() {
     return {{"decay", 0.01F, 0.1F}, {"plain", 0.02F, 0.0F}};
   }
-  static std::vector<std::string> modules() { return {"embed", "h.0", "h.1", "expert", "head"}; }
 
   static float initial(ParameterId id, int64_t element) {
     return 0.25F * std::sin(static_cast<float>(id * 1000 + element));
@@ -91,16 +91,7 @@ class ToyModel {
     return (static_cast<float>(x % 256) - 128.0F) / 1024.0F;
   }
 
-  static float load(TensorView view, int64_t i) {
-    switch (view.dtype) {
-      case DType::bf16:
-        return to_float(view.as<Bf16>()[i]);
-      case DType::fp16:
-        return to_float(view.as<Fp16>()[i]);
-      default:
-        return view.as<float>()[i];
-    }
-  }
+  static float load(TensorView view, int64_t i) { return float_at(view.data, view.dtype, i); }
   static std::vector<float> floats_of(TensorView view) {
     std::vector<float> values;
     for (int64_t i = 0; i < view.numel; ++i) values.push_back(load(view, i));
@@ -114,16 +105,7 @@ class ToyModel {
     return values;
   }
   static void store(TensorView view, int64_t i, float value) {
-    switch (view.dtype) {
-      case DType::bf16:
-        view.as<Bf16>()[i] = to_bf16(value);
-        return;
-      case DType::fp16:
-        view.as<Fp16>()[i] = to_fp16(value);
-        return;
-      default:
-        view.as<float>()[i] = value;
-    }
+    set_float(view.data, view.dtype, i, value);
   }
 
   // Gradient of one use of a parameter.
@@ -139,7 +121,7 @@ class ToyModel {
   // Forward over all modules, backward in reverse; gradients are multiplied by `scale`.
   static bool micro_step(Engine& engine, int rank, int64_t micro, int64_t step,
                          const UsesFunction& uses = everything, float scale = 1.0F) {
-    std::vector<std::string> order = modules();
+    std::vector<std::string> order = modules_of(engine);
     std::erase_if(order, [&](const std::string& module) { return !uses(module, rank); });
     double checksum = 0;
     for (const std::string& module : order) {

@@ -289,12 +289,9 @@ void write_gradients(Engine& engine, const Value& value) {
 }
 
 inline Config base_config(int stage, DType dtype = DType::bf16, int64_t accumulation = 1) {
-  Config config;
+  Config config = toy_config(stage, dtype);
   config.batch.accumulation_steps = accumulation;
-  config.precision.param_dtype = dtype;
-  config.zero.stage = stage;
   config.zero.reduce_bucket_size = 700;
-  config.zero.param_persistence_threshold = 100;
   config.gradient_clipping = 0.05;
   return config;
 }

@@ -1,7 +1,7 @@
 #include "checkpoint/files/layout.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "checkpoint/saving/save.h"
-#include "tests/checkpoint/sharded.h"
+#include "tests/checkpoint/fake_engine.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
 

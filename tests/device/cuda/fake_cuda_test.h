@@ -49,6 +49,14 @@ std::vector<T> downloaded(Device& device, TensorView view) {
   return downloaded<T>(device, view, device.inline_stream());
 }
 
+// Of this thread, for a GPU.
+inline int64_t waits_so_far() {
+  const std::vector<fake::Call> calls = fake::FakeCuda::instance().calls();
+  return std::ranges::count_if(calls, [](const fake::Call& call) {
+    return call.thread == std::this_thread::get_id() && call.name.ends_with("Synchronize");
+  });
+}
+
 // Ends what uses memory before the memory ends, on errors too.
 struct Drain {
   CudaDevice& device;

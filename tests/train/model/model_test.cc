@@ -1,9 +1,13 @@
 #include "train/model/model.h"
 
 #include "tests/common.h"
+#include "tests/error_of.h"
+#include "tests/train/model/golden_model.h"
 #include "tests/train/model/kernels_conformance.h"
 #include "tests/train/model/model_conformance.h"
 #include "train/cpu/matrix.h"
+#include "train/model/gpt_config.h"
+#include "train/model/philox.h"
 #include "zero/partition/model_spec.h"
 
 namespace zerorun::train::testing {
@@ -144,6 +148,185 @@ TEST(GeluTest, MatchesDefinitionAndItsDerivative) {
     const double slope = (gelu_reference(at + 1e-4) - gelu_reference(at - 1e-4)) / 2e-4;
     EXPECT_NEAR(dx[i], 2.0 * slope, 5e-6) << at;
   }
+}
+
+TEST(GptConfigTest, PresetsHaveTheSizesOfThePaper) {
+  GptConfig small = gpt_config("gpt2");
+  GptConfig large = gpt_config("gpt2-xl");
+  EXPECT_EQ(small.vocabulary, 0);  // left to the data
+  small.vocabulary = large.vocabulary = 50257;
+  // Hugging Face's models of these names count as many.
+  EXPECT_EQ(parameter_count(small), 124439808);
+  EXPECT_EQ(parameter_count(large), 1557611200);
+  EXPECT_EQ(gpt_config("gpt2-medium").heads, 16);
+}
+
+TEST(GptConfigTest, WhatIsNoPresetIsAFile) {
+  EXPECT_THAT(error_of([] { gpt_config("gpt22"); }),
+              AllOf(HasSubstr("'gpt22' (did you mean \"gpt2\"?)"),
+                    HasSubstr("nano, mini, gpt2, gpt2-medium")));
+  EXPECT_THAT(error_of([] { gpt_config("/nowhere/config.json"); }),
+              HasSubstr("/nowhere/config.json"));
+  const GptConfig config{300, 40, 24, 3, 4, 100, 1e-6F};
+  EXPECT_EQ(gpt_config(HfConfig(to_json(config), "test")), config);
+}
+
+// A valid file with one more key.
+std::string shape_with(const std::string& more) {
+  return R"({"n_embd": 96, "n_layer": 2, "n_head": 12, "n_positions": 64)" + more + "}";
+}
+
+// The file of openai-community/gpt2, and a key that newer ones have.
+TEST(GptConfigTest, ReadsHuggingFacesOwn) {
+  const GptConfig config = gpt_config(HfConfig(R"({
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+    "n_inner": null, "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": null,
+    "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
+    "summary_use_proj": true,
+    "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
+    "vocab_size": 50257})",
+                                               "config.json"));
+  GptConfig expected = gpt_config("gpt2");
+  expected.vocabulary = 50257;
+  EXPECT_EQ(config, expected);
+}
+
+TEST(GptConfigTest, ErrorsNameTheKey) {
+  const std::string deep = R"({"n_embd": 16777216, "n_layer": 16777216, "n_head": 1,)";
+  for (const auto& [json, message] : std::vector<std::pair<std::string, const char*>>{
+           {"[1]", "expected a JSON object"},
+           {"{", "expected a JSON object"},
+           {"{}",
+            "m.json: /n_positions is missing: expected the config.json of a Hugging Face GPT-2"},
+           {R"({"n_embd": 96, "n_layers": 2, "n_head": 12, "n_positions": 64})",
+            "unknown key /n_layers; did you mean /n_layer?"},
+           {shape_with(R"(, "n_iner": 5)"), "/n_iner; did you mean /n_inner?"},
+           {deep + R"("n_positions": 8})", "/n_layer 16777216"},
+           {shape_with(R"(, "activation_function": "relu")"), "gelu_new"},
+           {shape_with(R"(, "model_type": "llama")"), "llama"},
+           {shape_with(R"(, "tie_word_embeddings": false)"), "tie_word_embeddings"},
+           {shape_with(R"(, "layer_norm_epsilon": 0)"), "layer_norm_epsilon"},
+           // The last of equal keys counts.
+           {shape_with(R"(, "n_layer": 0)"), "m.json: /n_layer is 0"},
+           {shape_with(R"(, "n_layer": "3")"), R"(/n_layer is "3")"},
+           {shape_with(R"(, "n_embd": 99999999999)"), "/n_embd"},
+           {shape_with(R"(, "n_embd": 100)"),
+            "/n_head is 12: expected a divisor of the width, 100"},
+           {shape_with(R"(, "n_head": null)"), "/n_head is null"}}) {
+    EXPECT_THAT(error_of([&] { gpt_config(HfConfig(json, "m.json")); }), HasSubstr(message))
+        << json;
+  }
+}
+
+TEST(DrawTokenTest, FrequenciesFollowTheSoftmax) {
+  const std::vector<float> logits = {0.0F, 1.0F, 2.0F, -1.0F};
+  constexpr double kTemperature = 0.5;
+  constexpr int kDraws = 100000;
+  std::map<int32_t, int> counts;
+  for (int i = 0; i < kDraws; ++i) {
+    ++counts[draw_token(logits, {.temperature = kTemperature, .top_k = 3}, (i + 0.5) / kDraws)];
+  }
+  double sum = 0.0;
+  for (int token : {0, 1, 2}) sum += std::exp(token / kTemperature);
+  for (int token : {0, 1, 2}) {
+    EXPECT_NEAR(counts[token], kDraws * std::exp(token / kTemperature) / sum, 2) << token;
+  }
+  EXPECT_EQ(counts.count(3), 0U);
+}
+
+TEST(DrawTokenTest, ZeroTemperatureTakesTheMostLikelyAlsoOfADivergedModel) {
+  EXPECT_EQ(draw_token(std::vector<float>{1.0F, 3.0F, 3.0F, -2.0F}, {.temperature = 0.0}, 0.99), 1);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(draw_token(std::vector<float>{nan, 1.0F, nan}, {.temperature = 0.0}, 0.5), 1);
+  const int32_t token = draw_token(std::vector<float>{nan, nan}, {}, 0.5);
+  EXPECT_TRUE(token == 0 || token == 1);
+}
+
+// The tokens that follow when every logit is computed from scratch; of prompts that are longer than
+// the context, too.
+TEST(GenerateTest, KeptKeysGiveTheSameTextAsComputingAllAgain) {
+  constexpr auto kContext = static_cast<size_t>(Golden::kSeqLen);
+  const SamplingOptions options{.tokens = 30, .temperature = 1.0, .top_k = 5, .seed = 4};
+  for (const bool recompute : {false, true}) {
+    GoldenModel model(cpu_kernels(), {.recompute = recompute});
+    for (std::vector<int32_t> window : {std::vector<int32_t>{1, 2, 3}, std::vector(20, 5)}) {
+      const std::vector<int32_t> generated = generate(model.model(), window, options);
+      ASSERT_EQ(generated.size(), 30U);
+      for (size_t i = 0; i < generated.size(); ++i) {
+        if (window.size() > kContext) window.erase(window.begin(), window.end() - 6);
+        const auto logits = model.model().logits(window).last(37);
+        const RandomStream stream{options.seed, RandomStream::Purpose::sampling, 0};
+        window.push_back(draw_token(logits, options, random_uniform(stream, i)));
+        EXPECT_EQ(generated[i], window.back()) << i;
+      }
+    }
+  }
+}
+
+TEST(SampleTextTest, KeepsTextAndReplacesTheRest) {
+  constexpr const char* kText = "def f():\n\treturn \u00e9 \u20ac \U0001F600\n";
+  EXPECT_EQ(sample_text(kText), kText);
+  EXPECT_EQ(sample_text("a\x1b[31m\r\x7f"), "a\uFFFD[31m\uFFFD\uFFFD");
+  EXPECT_EQ(sample_text(std::string_view("\0", 1)), "\uFFFD");
+  EXPECT_EQ(sample_text("\x8b"), "\uFFFD");            // no lead byte
+  EXPECT_EQ(sample_text("\xe2\x82"), "\uFFFD\uFFFD");  // cut short
+  EXPECT_EQ(sample_text("\xc0\xaf"), "\uFFFD\uFFFD");  // longer than needed
+  EXPECT_EQ(sample_text("\xe0\x80\xaf"), "\uFFFD\uFFFD\uFFFD");
+  EXPECT_EQ(sample_text("\xed\xa0\x80"), "\uFFFD\uFFFD\uFFFD");            // a surrogate
+  EXPECT_EQ(sample_text("\xf4\x90\x80\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");  // beyond U+10FFFF
+  EXPECT_EQ(sample_text("\xc2\x9b"), "\uFFFD\uFFFD");  // a control character of two bytes
+  EXPECT_EQ(sample_text("\xe2\x28\xa1"), "\uFFFD(\uFFFD");
+}
+
+TEST(RandomNormalTest, DependsOnPositionOnly) {
+  const RandomStream stream{7, RandomStream::Purpose::parameters, 3};
+  std::vector<float> all(40000);
+  random_normal(stream, 0, 1.0F, all);
+  for (int64_t begin : {0, 1, 2, 3, 5, 17, 39990}) {
+    std::vector<float> part(9);
+    random_normal(stream, begin, 1.0F, part);
+    EXPECT_EQ(part, std::vector<float>(all.begin() + begin, all.begin() + begin + 9)) << begin;
+  }
+}
+
+TEST(RandomNormalTest, HasTheMomentsOfANormalDistribution) {
+  std::vector<float> values(200000);
+  random_normal({1, RandomStream::Purpose::parameters, 0}, 0, 0.5F, values);
+  const auto moment = [&](int power) {
+    double sum = 0.0;
+    for (const double value : values) sum += std::pow(value / 0.5, power);
+    return sum / static_cast<double>(values.size());
+  };
+  EXPECT_NEAR(moment(1), 0.0, 0.01);
+  EXPECT_NEAR(moment(2), 1.0, 0.02);
+  EXPECT_NEAR(moment(4), 3.0, 0.16);
+}
+
+TEST(RandomNormalTest, StreamsDiffer) {
+  const auto first = [](const RandomStream& stream) {
+    float value = 0.0F;
+    random_normal(stream, 0, 1.0F, {&value, 1});
+    return value;
+  };
+  const RandomStream base{7, RandomStream::Purpose::parameters, 3};
+  EXPECT_NE(first(base), first({8, RandomStream::Purpose::parameters, 3}));
+  EXPECT_NE(first(base), first({uint64_t{7} << 32, RandomStream::Purpose::parameters, 3}));
+  EXPECT_NE(first(base), first({7, RandomStream::Purpose::sampling, 3}));
+  EXPECT_NE(first(base), first({7, RandomStream::Purpose::parameters, 4}));
+}
+
+TEST(RandomUniformTest, FillsTheUnitInterval) {
+  const RandomStream stream{7, RandomStream::Purpose::sampling, 0};
+  double sum = 0.0;
+  for (uint64_t i = 0; i < 10000; ++i) {
+    const double value = random_uniform(stream, i);
+    ASSERT_GE(value, 0.0);
+    ASSERT_LT(value, 1.0);
+    sum += value;
+  }
+  EXPECT_NEAR(sum / 10000, 0.5, 0.01);
 }
 
 }  // namespace

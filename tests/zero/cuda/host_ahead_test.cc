@@ -15,15 +15,6 @@ struct Outcome {
   int64_t step_waits = 0;
 };
 
-// Of this thread.
-int64_t waits_so_far() {
-  const std::vector<fake::Call> calls = fake::FakeCuda::instance().calls();
-  return std::count_if(calls.begin(), calls.end(), [](const fake::Call& call) {
-    return call.thread == std::this_thread::get_id() &&
-           (call.name == "cudaEventSynchronize" || call.name == "cudaStreamSynchronize");
-  });
-}
-
 constexpr int kRanks = 2;
 constexpr int kSteps = 5;
 
