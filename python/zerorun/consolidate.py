@@ -22,8 +22,7 @@ from zerorun.interchange.model_files import (
     nbytes_of,
     write_model,
 )
-from zerorun.interchange.own import open_own
-from zerorun.interchange.source import Source
+from zerorun.interchange.source import Source, open_own
 from zerorun.model.model_layout import DTYPES
 
 __all__ = ["fp32_state_dict", "lazy_state_dict", "main", "open_model", "save_model"]

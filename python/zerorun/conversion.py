@@ -20,8 +20,7 @@ from zerorun.hooks.parameter_memory import states_of
 from zerorun.initialization import initialize
 from zerorun.interchange import formats, tensor_kinds
 from zerorun.interchange.distributed import write_distributed
-from zerorun.interchange.own import open_own, optimizer_of
-from zerorun.interchange.source import Piece, Source
+from zerorun.interchange.source import Piece, Source, open_own, optimizer_of
 from zerorun.model.model_layout import DTYPES
 from zerorun.optimizers.saved_values import DECOUPLED
 

@@ -16,7 +16,7 @@ from zerorun.engine import ZeroEngine
 from zerorun.metrics.meter import StepMeter
 
 if TYPE_CHECKING:
-    from zerorun.metrics.collectives import CollectiveTable
+    from zerorun.metrics.printed import CollectiveTable
 
 
 _logger = logging.getLogger("zerorun")
@@ -69,7 +69,7 @@ def observe(engine: ZeroEngine, parsed: _C.ParsedConfig) -> bool:
 
         add(report)
     if parsed.config.steps_per_print is not None or breakdown:
-        from zerorun.metrics.progress import ProgressLines
+        from zerorun.metrics.printed import ProgressLines
 
         add(ProgressLines(parsed.config.steps_per_print, breakdown, lambda: _momenta(engine)))
     if profile.pop("enabled", False):
@@ -82,7 +82,7 @@ def observe(engine: ZeroEngine, parsed: _C.ParsedConfig) -> bool:
 def _table(engine: ZeroEngine, section: dict[str, Any]) -> CollectiveTable | None:
     if not section.get("enabled"):
         return None
-    from zerorun.metrics.collectives import CollectiveTable
+    from zerorun.metrics.printed import CollectiveTable
 
     ops = None if section.get("prof_all", True) else section.get("prof_ops") or []
     return CollectiveTable(

@@ -19,7 +19,7 @@ from zerorun.model.local_tensor import local_of, whole_of
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.program_warning import warn
 from zerorun.shards import clipping
-from zerorun.shards.parameter_checks import EMPTY_PARAMETERS
+from zerorun.shards.parameters import EMPTY_PARAMETERS
 from zerorun.shards.shards import Policy, Shards
 
 if TYPE_CHECKING:  # what a training without saves does without

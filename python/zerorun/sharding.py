@@ -16,8 +16,8 @@ from zerorun.device import local_device, make_current
 from zerorun.engine import ZeroEngine
 from zerorun.initialization import initialize
 from zerorun.model.adoption import is_fully_sharded
-from zerorun.model.materialization import Initializer, materialize
 from zerorun.model.model_layout import DTYPES
+from zerorun.model.private_partition import Initializer, materialize
 from zerorun.model.units import UnitPolicy
 
 # Where the configuration that zerorun.shard makes has the values of its keywords.

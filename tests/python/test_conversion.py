@@ -23,7 +23,7 @@ from uneven_model import (
     rows_of,
 )
 from zerorun import conversion
-from zerorun.interchange.own import optimizer_of
+from zerorun.interchange.source import optimizer_of
 from zerorun.model.dtypes import SAFETENSORS_NAMES
 from zerorun.optimizers.saved_values import COMMON_STATES, check_groups, common_states
 

@@ -16,7 +16,7 @@ from zerorun.agreement import all_or_none, text_of_rank_zero
 from zerorun.checkpoints import shard_files
 from zerorun.interchange import untrusted
 from zerorun.interchange.load_into_engine import Filling
-from zerorun.interchange.own import exact_dtypes_of, open_own
+from zerorun.interchange.source import exact_dtypes_of, open_own
 from zerorun.model import buffers as saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
 from zerorun.optimizers.saved_values import (

@@ -19,8 +19,6 @@ from zerorun.model.local_tensor import check_placements, is_distributed, mesh_ra
 from zerorun.model.model_layout import param_groups_of
 from zerorun.model.private_partition import PrivatePartition
 
-__all__ = ["adopt", "is_fully_sharded"]
-
 _SHARDS_PARAMETERS = 3  # the stage
 
 

@@ -27,8 +27,13 @@ from zerorun.model.private_partition import PrivatePartition, own_nbytes
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.shards.background_saver import BackgroundSaver
-from zerorun.shards.parameter_checks import AssignedGradients, EmptyStateWarnings, ProgramWrites
-from zerorun.shards.parameters import EnginePartition, Loading
+from zerorun.shards.parameters import (
+    AssignedGradients,
+    EmptyStateWarnings,
+    EnginePartition,
+    Loading,
+    ProgramWrites,
+)
 from zerorun.shards.torch_optimizer import TorchStates
 
 _ATTRIBUTE = "_zerorun_shards"

@@ -15,7 +15,7 @@ from zerorun import _C
 from zerorun import torch_seam as seam
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.model.model_layout import ModelLayout
-from zerorun.shards.parameter_checks import ProgramWrites
+from zerorun.shards.parameters import ProgramWrites
 
 SERVED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group", "__reduce_ex__")
 _ABSENT = object()

@@ -7,9 +7,13 @@ parameters, gradients and optimizer states at any stage. All of these are as in 
 and ``deepspeed.utils``.
 """
 
-from zerorun.hooks.outside_forward import full_tensor, register_forward_method
 from zerorun.hooks.shared_unit import register_external_parameter, unregister_external_parameter
-from zerorun.zero.gathered import GatheredParameters, ZeroParamStatus
+from zerorun.zero.gathered import (
+    GatheredParameters,
+    ZeroParamStatus,
+    full_tensor,
+    register_forward_method,
+)
 from zerorun.zero.init import Init
 from zerorun.zero.states import (
     safe_get_full_fp32_param,
