@@ -91,11 +91,6 @@ def zero_wrapper_for_fp_tensor_constructor(
     return construct
 
 
-def is_zero_param(parameter: Any) -> bool:
-    """True for a partitioned parameter."""
-    return partition_of(parameter) is not None
-
-
 # --- attributes of parameters ---
 #
 # What DeepSpeed's have besides what every partitioned parameter of zerorun has. They are properties
