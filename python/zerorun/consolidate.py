@@ -27,7 +27,7 @@ from zerorun.model.model_layout import DTYPES
 
 __all__ = ["fp32_state_dict", "lazy_state_dict", "main", "open_model", "save_model"]
 
-_DTYPES = DTYPES | {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+DTYPE_NAMES = DTYPES | {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
 def open_model(directory: str | os.PathLike[str], tag: str | None = None) -> Source:
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("checkpoint", help="folder that save_checkpoint wrote, or one tag of it")
     parser.add_argument("output", help="folder for the model")
     parser.add_argument("-t", "--tag", help="default: what was saved last")
-    parser.add_argument("--dtype", choices=[*_DTYPES], default="fp32", help="default: fp32")
+    parser.add_argument("--dtype", choices=[*DTYPE_NAMES], default="fp32", help="default: fp32")
     parser.add_argument("--max_shard_size", help='of a file, as "5GB"; default: one file')
     parser.add_argument("--safe_serialization", action="store_true", help="safetensors, not pickle")
     parser.add_argument("--exclude_frozen_parameters", action="store_true")
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
                 options.checkpoint,
                 options.output,
                 tag=options.tag,
-                dtype=_DTYPES[options.dtype],
+                dtype=DTYPE_NAMES[options.dtype],
                 max_shard_size=options.max_shard_size,
                 safe_serialization=options.safe_serialization,
                 exclude_frozen=options.exclude_frozen_parameters,

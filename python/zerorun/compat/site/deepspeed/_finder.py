@@ -49,6 +49,7 @@ _SERVED_BY = {
     "runtime.fp16.fused_optimizer": "runtime.base_optimizer",
     "runtime.fp16.unfused_optimizer": "runtime.base_optimizer",
     "runtime.precision_config": "runtime.config_utils",
+    "runtime.zero": "runtime.zero.partition_parameters",
     "runtime.zero.config": "runtime.config",
     "runtime.zero.offload_config": "runtime.config",
     "runtime.zero.stage3": "runtime.base_optimizer",

@@ -10,7 +10,7 @@ from typing import Any
 import zerorun
 from zerorun.sequence.groups import data_parallel_size
 
-import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
+import deepspeed.runtime.zero.partition_parameters  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
 from deepspeed.elasticity import (
     check_batch_keys,

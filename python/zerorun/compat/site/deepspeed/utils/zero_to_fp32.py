@@ -9,20 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from zerorun.consolidate import fp32_state_dict, lazy_state_dict, save_model
+from zerorun.consolidate import DTYPE_NAMES, fp32_state_dict, lazy_state_dict, save_model
 
 from deepspeed.utils.logging import logger
 
 _SHARDED_PARAMETERS = 3  # the stage
-_DTYPES = {
-    name: dtype
-    for dtype, names in {
-        torch.float32: ("float32", "fp32"),
-        torch.float16: ("float16", "fp16"),
-        torch.bfloat16: ("bfloat16", "bf16"),
-    }.items()
-    for name in names
-}
 
 
 def atoi(text: str) -> int | str:
@@ -100,9 +91,11 @@ def to_torch_tensor(
 
 
 def _dtype_of(dtype: Any) -> torch.dtype:
-    found = _DTYPES.get(str(dtype).removeprefix("torch.").lower())
+    found = DTYPE_NAMES.get(str(dtype).removeprefix("torch.").lower())
     if found is None:
-        raise ValueError(f"Unsupported output dtype {dtype!r}. Choose one of: {', '.join(_DTYPES)}")
+        raise ValueError(
+            f"Unsupported output dtype {dtype!r}. Choose one of: {', '.join(DTYPE_NAMES)}"
+        )
     return found
 
 

@@ -60,6 +60,9 @@ class Init(zerorun.zero.Init):
         super().__exit__(*error)
 
 
+MiCS_Init = Init  # what versions before 0.19 call it in programs that set mics_shard_size
+
+
 def _empty_of(fn: Callable[..., torch.Tensor], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     """torch.empty with another default dtype."""
 
