@@ -128,17 +128,14 @@ def end_at_exit() -> None:
 
 
 def _end() -> None:
-    _end_groups()
-    if getattr(sys, "last_type", None) is KeyboardInterrupt:
-        _leave_the_rest()
-
-
-def _leave_the_rest() -> None:
-    """The interpreter does not look for cycles any more when it ends.
+    """After Ctrl-C the interpreter does not look for cycles any more.
 
     Taking PyTorch's modules apart needs more than a second of a core, and several of a machine
     whose cores the other ranks use. What a program has written to open files is in them.
     """
+    _end_groups()
+    if getattr(sys, "last_type", None) is not KeyboardInterrupt:
+        return
     for each in gc.get_objects():
         if issubclass(type(each), _FILES):
             with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads

@@ -100,13 +100,13 @@ class ZeroEngine(ShardedModule):
             return loss
         scaled = loss.float() * factor
         if scaled.requires_grad:
-            scaled.register_hook(self._saw_scaled)
-        return scaled
 
-    def _saw_scaled(self, _gradient: torch.Tensor) -> None:
-        """Called when a backward begins at a loss that scale() has made."""
-        self._check_scaled()
-        self._is_scaled = True
+            def begins(_gradient: torch.Tensor) -> None:  # a backward at this loss
+                self._check_scaled()
+                self._is_scaled = True
+
+            scaled.register_hook(begins)
+        return scaled
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-step; at the end of a batch updates the parameters. Collective.

@@ -16,7 +16,8 @@ def is_number(value: Any, kind: type = Real) -> bool:
 
 def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """A warning at the innermost line of Python that is neither zerorun's nor PyTorch's."""
-    packages = (_OWN, *_folder_of("torch"))
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    packages = (_OWN, *([] if torch is None else [os.path.join(os.path.dirname(torch), "")]))
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(packages):
         frame = frame.f_back
@@ -27,8 +28,3 @@ def warn(message: str, kind: type[Warning] = UserWarning) -> None:
         frame.f_lineno,
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
-
-
-def _folder_of(name: str) -> list[str]:
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return [] if file is None else [os.path.join(os.path.dirname(file), "")]

@@ -123,7 +123,12 @@ class ShardedOptimizer(ShardOptimizer):
         for parameter, index in indices_of(self.param_groups).items():
             name, shape = shards.layout.names[parameter], shards.layout.shapes[parameter]
             state = assemble(chunks.get(name, []), 0, shape.numel(), name)
-            states[index] = {key: _shaped(value, shape) for key, value in state.items()}
+            states[index] = {  # step counts and the like as they are
+                key: value.view(shape)
+                if getattr(value, "shape", None) == (shape.numel(),)
+                else value
+                for key, value in state.items()
+            }
         self._consolidated = {key: value for key, value in states.items() if value}
 
     def _state_dict(self) -> dict[str, Any]:
@@ -144,12 +149,6 @@ class ShardedOptimizer(ShardOptimizer):
             groups.append(kept | {"params": list(range(start, start + count))})
             start += count
         return {"state": self._consolidated, "param_groups": groups}
-
-
-def _shaped(value: Any, shape: torch.Size) -> Any:
-    """A state in its parameter's shape; step counts and the like as they are."""
-    flat = isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() == shape.numel()
-    return value.view(shape) if flat else value
 
 
 def _all_gather(mine: list[Any], ranks: _C.Communicator) -> list[Any]:

@@ -23,7 +23,7 @@ from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.host_memory import PIECE, forget_pages, moved, pieces_of
 from zerorun.model.dtypes import as_bytes
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.local_tensor import is_distributed, local_of, place
+from zerorun.model.local_tensor import is_distributed, is_empty, local_of, place
 from zerorun.model.model_layout import DTYPES, ModelLayout
 from zerorun.model.partition import OwnPart, Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition
@@ -379,7 +379,10 @@ class EmptyStateWarnings:
     def _look_at(
         self, names: set[str], _module: nn.Module, state: Any, prefix: str, _metadata: Any
     ) -> None:
-        empty = sorted(name for name in names if _is_empty(state.get(prefix + name)))
+        values = ((name, state.get(prefix + name)) for name in sorted(names))
+        tensors = ((name, value) for name, value in values if isinstance(value, torch.Tensor))
+        # Whoever keeps the parameter itself knows.
+        empty = [n for n, v in tensors if not isinstance(v, nn.Parameter) and is_empty(v)]
         if not empty or (self._last is not None and self._last() is state):
             return
         with contextlib.suppress(TypeError):  # a plain dictionary of the caller's
@@ -388,9 +391,3 @@ class EmptyStateWarnings:
             f"state_dict: {prefix}{empty[0]} is empty, as others may be, since it is "
             f"{EMPTY_PARAMETERS}"
         )
-
-
-def _is_empty(value: Any) -> bool:
-    """True for values of a parameter that is empty; whoever keeps the parameter itself knows."""
-    is_value = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
-    return is_value and local_of(value).shape == torch.Size([0])

@@ -171,10 +171,14 @@ class Shards:
                 share_buffers(model, ranks.data)
             for parameter, name in layout.outside.items():
                 share(parameter, ranks.data, f"initial values of {name}")
-            self._load()
+            reference, rounds = _Reference(self), policy.round_masters
+            for parameter in Loading(self.core, layout, ranks, device, round_masters=rounds):
+                self._take(parameter, reference)
             self.collector = _C.GradientCollector(self.core)
             if model is not None:
-                self._collect_gradients()
+                torch_seam.replace(torch.Tensor, _register.__name__, _register_before)
+                for parameter in filter(layout.is_trainable, layout.ids):
+                    self._collect(parameter)
                 self._attach_hooks(model)
             whole = [p for p, index in layout.ids.items() if not self.core.is_sharded(index)]
             self.assigned = AssignedGradients(layout)
@@ -216,11 +220,6 @@ class Shards:
         """The thread that saves beside the training."""
         return BackgroundSaver(self.core, self.settings, self.communicator)
 
-    def _collect_gradients(self) -> None:
-        torch_seam.replace(torch.Tensor, _register.__name__, _register_before)
-        for parameter in filter(self.layout.is_trainable, self.layout.ids):
-            self._collect(parameter)
-
     def _collect(self, parameter: Any) -> None:
         """Registers the hook that takes a gradient, behind all others, which find it in `.grad`."""
         hook = self.collector.hook(self.layout.ids[parameter])
@@ -228,13 +227,6 @@ class Shards:
         before, self._handles[parameter] = self._handles.get(parameter), _register(parameter, local)
         if before is not None:
             before.remove()
-
-    def _load(self) -> None:
-        reference = _Reference(self)
-        rounds = self.policy.round_masters
-        loading = Loading(self.core, self.layout, self.ranks, self.device, round_masters=rounds)
-        for parameter in loading:
-            self._take(parameter, reference)
 
     def _take(self, parameter: nn.Parameter, reference: _Reference) -> None:
         """Lets the parameter's own memory and gradient go: the engine has its values."""
