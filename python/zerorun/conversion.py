@@ -7,6 +7,7 @@ zerorun ckpt export DIR OUTPUT --to safetensors | bin | dcp
 import argparse
 import logging
 import os
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,16 +63,6 @@ class _Skeleton(nn.Module):
             module.register_parameter(own, tensor)
         else:
             module.register_buffer(own, tensor)
-
-
-class _SavedSchedule:
-    """A schedule that is passed on as it was saved."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self._state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._state
 
 
 def _engine_of(source: Source, dtype: str, rule: str, offload: str | None) -> Any:
@@ -142,7 +133,8 @@ def import_checkpoint(
             source_directory, tag, load_optimizer_states=with_states
         )
         if source.lr_scheduler:
-            engine.lr_scheduler = _SavedSchedule(source.lr_scheduler)
+            # Passed on as it was saved.
+            engine.lr_scheduler = types.SimpleNamespace(state_dict=lambda: source.lr_scheduler)
         engine._saves_model_only = not with_states
         if engine.optimizer is not None:  # something is trained
             engine.optimizer.unknown = _unknown(engine.optimizer.group_settings(), source)

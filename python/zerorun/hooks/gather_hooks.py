@@ -28,7 +28,6 @@ from zerorun.hooks.module_call import (
     AutocastCopies,
     Casts,
     ModuleCall,
-    Results,
     Views,
     on_autocast,
     refuse_fork,
@@ -59,7 +58,7 @@ class GatherHooks:
         self, model: nn.Module, core: _C.Engine, layout: ModelLayout, device: torch.device
     ) -> None:
         self.core, self.layout = core, layout
-        self.memory = BucketMemory.serving(core, device)
+        self.memory = BucketMemory(core, device)
         full = full_parameters(core, layout, self.memory)
         units = (SharedUnit(unit, core, layout, full) for unit in layout.units)
         self.unit_of = {p: unit for unit in units for p in unit.parameters}
@@ -147,7 +146,7 @@ class GatherHooks:
         stack.append((module, call))
         call.add(units)
         if torch.is_grad_enabled():
-            for tensor in tensors_in((args, kwargs)):
+            for tensor in tensors_in((args, kwargs))[0]:
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.end_backward)
 
@@ -160,11 +159,8 @@ class GatherHooks:
         if call is None:
             return None
         try:
-            if type(result) is torch.Tensor:
-                tensors, complete = [result], True
-            else:
-                results = Results(result)
-                tensors, complete = results.tensors, results.complete
+            plain = type(result) is torch.Tensor
+            tensors, complete = ([result], True) if plain else tensors_in(result, whole=True)
             if torch.is_grad_enabled():
                 for tensor in tensors:
                     if tensor.grad_fn is not None:

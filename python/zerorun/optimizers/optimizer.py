@@ -2,10 +2,9 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from zerorun import _C
 from zerorun import torch_seam as seam
@@ -278,19 +277,10 @@ class ShardOptimizer(torch.optim.Optimizer):
         put(states)
 
 
-class TrainingLoop(Protocol):
-    """The engine of a ZeroOptimizer."""
-
-    module: nn.Module
-
-    def step(self) -> None: ...
-    def zero_grad(self) -> None: ...
-
-
 class ZeroOptimizer(ShardOptimizer):
     """The optimizer that :func:`zerorun.initialize` returns; it steps a :class:`ZeroEngine`."""
 
-    def __init__(self, engine: TrainingLoop, shards: Shards, basic: torch.optim.Optimizer) -> None:
+    def __init__(self, engine: Any, shards: Shards, basic: torch.optim.Optimizer) -> None:
         super().__init__(shards, basic)
         self.engine = engine
 

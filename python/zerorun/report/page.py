@@ -173,13 +173,25 @@ _FALLS = 3
 
 def findings(run: Run) -> list[str]:
     """Sentences about a run; empty where nothing is odd."""
-    found = [
-        *(_straggler(run) if run.straggler else _slow_ranks(run)),
-        *_exposed(run),
-        *_skipped(run),
-        *_waiting(run),
-        *_missing_ranks(run),
-    ]
+    found = [] if run.straggler else [*_slow_ranks(run)]
+    if run.straggler:
+        found.append(
+            f"R{run.straggler[1:]}, when the ranks' steps last showed a straggler, as they did in "
+            f"{run.straggler_steps} of {run.first.columns.steps} steps: docs/slow.md says what to "
+            "look at."
+        )
+    found += [*_exposed(run), *_skipped(run)]
+    step, other = (_mean(run, min(run.ranks), name) for name in ("step_ms", "other_ms"))
+    if step > 0.0 and other / step > _WAITS:
+        found.append(
+            f"{100 * other / step:.0f} % of a step is spent outside of the engine: loading data, "
+            "logging, evaluation. More workers of the data loader, or fewer calls of .item(), help."
+        )
+    if run.world_size and len(run.ranks) < run.world_size:
+        found.append(
+            f"There are figures of {len(run.ranks)} of {run.world_size} ranks: the others' files "
+            "lie on their hosts, or were not copied along."
+        )
     if run.bad_lines:
         lines = "line is" if run.bad_lines == 1 else "lines are"
         found.append(
@@ -191,14 +203,6 @@ def findings(run: Run) -> list[str]:
 
 def _mean(run: Run, rank: int, name: str) -> float:
     return run.ranks[rank].columns.mean(name, _WARM_UP) or 0.0
-
-
-def _straggler(run: Run) -> Iterator[str]:
-    yield (
-        f"R{(run.straggler or '')[1:]}, when the ranks' steps last showed a straggler, as they did "
-        f"in {run.straggler_steps} of {run.first.columns.steps} steps: docs/slow.md says what to "
-        "look at."
-    )
 
 
 def _slow_ranks(run: Run) -> Iterator[str]:
@@ -253,23 +257,6 @@ def _skipped(run: Run) -> Iterator[str]:
     elif set(filter(None, scales)) <= {1.0}:
         text += ": training is not in fp16, so look at the data and the learning rate"
     yield text + "."
-
-
-def _waiting(run: Run) -> Iterator[str]:
-    step, other = (_mean(run, min(run.ranks), name) for name in ("step_ms", "other_ms"))
-    if step > 0.0 and other / step > _WAITS:
-        yield (
-            f"{100 * other / step:.0f} % of a step is spent outside of the engine: loading data, "
-            "logging, evaluation. More workers of the data loader, or fewer calls of .item(), help."
-        )
-
-
-def _missing_ranks(run: Run) -> Iterator[str]:
-    if run.world_size and len(run.ranks) < run.world_size:
-        yield (
-            f"There are figures of {len(run.ranks)} of {run.world_size} ranks: the others' files "
-            "lie on their hosts, or were not copied along."
-        )
 
 
 def breakdown(run: Run) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import nn
 
 from zerorun import _C, communicator, torch_seam
 from zerorun import config as configuration
+from zerorun.experts import group_of_this_rank
 from zerorun.process_state import STATE
 
 
@@ -51,7 +52,7 @@ def start(size: int, parts: Sequence[Sequence[int]] | None = None) -> SequenceGr
         raise _C.ConfigError(
             "sequence parallelism needs torch.distributed: call init_process_group before"
         )
-    world_size, rank = dist.get_world_size(), dist.get_rank()
+    world_size = dist.get_world_size()
     parts = [range(world_size)] if parts is None else parts
     data_size = len(parts[0]) // max(1, size)
     if size < 1 or any(len(part) != size * data_size for part in parts):
@@ -59,15 +60,10 @@ def start(size: int, parts: Sequence[Sequence[int]] | None = None) -> SequenceGr
         raise _C.ConfigError(
             f"sequence parallelism: {size} ranks per sequence do not divide {whole} {len(parts[0])}"
         )
-    for part in parts:  # every rank makes every group
-        for number in range(data_size):
-            members = list(part[number * size : (number + 1) * size])
-            group = dist.new_group(members)
-            if rank in members:
-                STATE.sequence = SequenceGroups(
-                    size, group, dist.get_rank(group), number, data_size
-                )
-    assert STATE.sequence is not None
+    lists = [part[i : i + size] for part in parts for i in range(0, len(part), size)]
+    members, group = group_of_this_rank(lists)
+    number = [tuple(ranks) for ranks in lists].index(members) % data_size
+    STATE.sequence = SequenceGroups(size, group, dist.get_rank(group), number, data_size)
     return STATE.sequence
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 from zerorun import ConfigError
+from zerorun.experts import group_of_this_rank
 
 
 class ProcessTopology:
@@ -108,13 +109,6 @@ class PipeModelDataParallelTopology(ProcessTopology):
         super().__init__(["pipe", "data", "model"], [num_pp, num_dp, num_mp])
 
 
-def _group_of(lists: list[list[int]]) -> tuple[list[int], Any]:
-    """This rank's list and its group. Collective: all ranks make the groups of all lists."""
-    rank = dist.get_rank()
-    groups = [(ranks, dist.new_group(ranks)) for ranks in lists]
-    return next((ranks, group) for ranks, group in groups if rank in ranks)
-
-
 class PipelineParallelGrid:
     """This rank's place in a topology, and the groups of ranks along its axes. Collective.
 
@@ -145,10 +139,10 @@ class PipelineParallelGrid:
         models = [topology.get_axis_list("data", i) for i in range(self.data_parallel_size)]
         alone = [[rank] for rank in range(self.world_size)]
         self._groups = {
-            "whole": _group_of(models),
-            "data": _group_of(self.dp_groups),
-            "pipe": _group_of(self.pipe_groups),
-            "slice": _group_of(topology.get_axis_comm_lists("model") or alone),
+            "whole": group_of_this_rank(models),
+            "data": group_of_this_rank(self.dp_groups),
+            "pipe": group_of_this_rank(self.pipe_groups),
+            "slice": group_of_this_rank(topology.get_axis_comm_lists("model") or alone),
         }
 
     @property
@@ -196,7 +190,7 @@ _METHODS = {
     "get_data_parallel_rank": lambda grid: grid.data_parallel_id,
     "get_data_parallel_world_size": lambda grid: grid.data_parallel_size,
     "get_data_parallel_group": lambda grid: grid._groups["data"][1],
-    "get_data_parallel_group_ranks": lambda grid: grid._groups["data"][0],
+    "get_data_parallel_group_ranks": lambda grid: list(grid._groups["data"][0]),
     "get_model_parallel_rank": lambda grid: grid._groups["whole"][0].index(grid.global_rank),
     "get_model_parallel_world_size": lambda grid: len(grid._groups["whole"][0]),
     "get_model_parallel_group": lambda grid: grid._groups["whole"][1],
