@@ -1,7 +1,5 @@
 """The shared parts of commands written in Python: options, errors, and a line about long work."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os
@@ -103,7 +101,7 @@ class ProgressBar:
         """Bytes, or whatever else is counted."""
         self._done, self._total = done, total
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> "ProgressBar":
         if self._file.isatty():
             self._thread = threading.Thread(target=self._draw, daemon=True)
             self._thread.start()

@@ -1,7 +1,5 @@
 """Data loaders that give each rank its part of a dataset, and resume where they were."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math
@@ -27,7 +25,7 @@ def make_dataloader(
     collate_fn: Callable[..., Any] | None = None,
     watch: AbstractContextManager[None] | None = None,
     **options: Any,
-) -> ResumableLoader:
+) -> "ResumableLoader":
     """A data loader with shuffled batches, of different samples on every rank.
 
     Call ``loader.set_epoch`` before each epoch. Of an IterableDataset, which keeps its order, ranks

@@ -1,8 +1,6 @@
 """FlopsProfile: parameters, floating point operations and time of each module's forward pass, and
 their text."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import time
@@ -72,7 +70,7 @@ class FlopsProfile:
                 cost.flops, cost.macs = (sum(counts) for counts in zip(*below, strict=True))
 
     @property
-    def total(self) -> ModuleCost:
+    def total(self) -> "ModuleCost":
         return self.costs.get("", ModuleCost("", type(self.model).__name__))
 
     def _count(self, flops: int, macs: int) -> None:
@@ -110,7 +108,7 @@ class FlopsProfile:
         detailed: bool = True,
         output_file: str | None = None,
         recompute_fwd_factor: float = 0.0,
-    ) -> FlopsProfile:
+    ) -> "FlopsProfile":
         """Profiles the first micro-step after `profile_step` steps of an engine, and writes the
         result with that step's figures. The keys of ``flops_profiler``."""
         profile = cls(engine.module)

@@ -1,8 +1,6 @@
 """A call of a module at stage 3: what is gathered for its forward, and again for its backward, and
 the tensors that it takes, returns, and casts under autocast."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import types
@@ -27,7 +25,7 @@ class ModuleCall:
 
     __slots__ = ("copies", "held", "hooks", "units")
 
-    def __init__(self, hooks: Any, copies: AutocastCopies | None = None) -> None:
+    def __init__(self, hooks: Any, copies: "AutocastCopies | None" = None) -> None:
         self.units: list[SharedUnit] = []  # the acquired ones
         self.hooks = hooks  # GatherHooks, which made the call
         self.held: list[SharedUnit] | None = None  # by backward

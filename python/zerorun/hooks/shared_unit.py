@@ -4,8 +4,6 @@ which modules' calls gather them.
 While a call of the unit holds them, reads are those of a plain dictionary.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -1,7 +1,5 @@
 """A saved training as another program left it, parameter by parameter."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -77,7 +75,7 @@ class SourceParameter:
                 f"{state or 'values'}: {filled} of the elements {begin} to {end} are there"
             )
 
-    def equals(self, other: SourceParameter, begin: int, end: int) -> bool:
+    def equals(self, other: "SourceParameter", begin: int, end: int) -> bool:
         """Whether both have the same shape and the same bytes in elements [begin, end)."""
         if self.shape != other.shape or self.dtype != other.dtype:
             return False

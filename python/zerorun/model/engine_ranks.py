@@ -1,8 +1,6 @@
 """The ranks that train a model together: who holds the same part of it, their communicators, and
 what programs give as a mesh (an object like Megatron's, torch's DeviceMesh, or sizes)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -99,7 +97,7 @@ class EngineRanks:
         return self.data if index == 0 else list(self.experts.values())[index - 1]
 
     @classmethod
-    def of(cls, job: _C.Communicator, mesh: Mesh | None) -> EngineRanks:
+    def of(cls, job: _C.Communicator, mesh: Mesh | None) -> "EngineRanks":
         """Makes the communicators. Collective. Raises ConfigError if the ranks' meshes contradict
         each other."""
         if mesh is None or mesh.data_ranks == tuple(range(job.world_size)):

@@ -1,7 +1,5 @@
 """A PyTorch model as an engine sees it: its parameters, once each, with their groups."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter
@@ -76,7 +74,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         dtype: str,
         units: UnitPolicy | None = None,
         mesh: Mesh | None = None,
-    ) -> ModelLayout:
+    ) -> "ModelLayout":
         """`dtype`: the configuration's; 16 bits are for all parameters, fp32 is for none: they have
         what they have. Raises ConfigError for parameters without data, for those of dtypes that
         cannot be trained together, and for groups that are not the model's."""
@@ -99,7 +97,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         groups: Iterable[Mapping[str, Any]],
         dtype: str,
         mesh: Mesh | None = None,
-    ) -> ModelLayout:
+    ) -> "ModelLayout":
         """The layout of parameters that belong to no module in particular."""
         layout = cls(mesh=mesh)
         given = list(parameters)

@@ -1,7 +1,5 @@
 """What a torch optimizer does, found out by running a copy of it on a small parameter."""
 
-from __future__ import annotations
-
 import collections
 import copy
 from collections.abc import Iterator
@@ -103,7 +101,7 @@ def _changes(
     optimizer: torch.optim.Optimizer,
     group: int,
     device: torch.device,
-    watch: _WholeTensors,
+    watch: "_WholeTensors",
     *,
     parts: bool,
 ) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Run: what the metrics files of one run say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -239,7 +237,7 @@ class _Point:
                 self.counts[name] = self.counts.get(name, 0) + 1
         self._keep_last(line.get(_AS_IT_WAS))
 
-    def merge(self, later: _Point) -> None:
+    def merge(self, later: "_Point") -> None:
         self.step = later.step
         for name, value in later.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value

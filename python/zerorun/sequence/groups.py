@@ -1,7 +1,5 @@
 """SequenceGroups: which ranks share a sequence."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +27,7 @@ class SequenceGroups:
     data_size: int  # number of groups, each of which has different sequences
 
     @classmethod
-    def of(cls, group: Any) -> SequenceGroups:
+    def of(cls, group: Any) -> "SequenceGroups":
         """Uses a process group of the program, which must consist of consecutive ranks."""
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         return cls(size, group, rank, dist.get_rank() // size, dist.get_world_size() // size)

@@ -1,7 +1,5 @@
 """Shards: a model's states in the core's memory, sharded over the ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging
@@ -64,11 +62,11 @@ _NO_LOOP = Policy(clips_as_torch=False)  # of an optimizer without an engine
 class _Reference(Uncopied):
     """The shards that a parameter belongs to."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: "Shards") -> None:
         self.shards = shards  # they live as long as the model, whoever drops the engine
 
 
-def shards_of(parameter: nn.Parameter) -> Shards | None:
+def shards_of(parameter: nn.Parameter) -> "Shards | None":
     """The shards that a parameter belongs to, if it belongs to any."""
     reference = getattr(parameter, _ATTRIBUTE, None)
     return None if reference is None else reference.shards
@@ -184,7 +182,7 @@ class Shards:
             self.assigned = AssignedGradients(layout)
             self.writes = ProgramWrites(self.core, layout, whole, replicated=self.stage == 0)
 
-    def __enter__(self) -> Shards:
+    def __enter__(self) -> "Shards":
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:

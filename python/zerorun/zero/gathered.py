@@ -2,8 +2,6 @@
 within a with-block, methods of other names, as ``model.encode(x)``, and full parameters with a
 backward."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import types

@@ -1,7 +1,5 @@
 """zero.Init: a model whose parameters are partitioned as soon as each module is made."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os
@@ -102,7 +100,7 @@ class Init:
         for each in module.modules() if module is not None else ():
             self._partition(each)
 
-    def __enter__(self) -> Init:
+    def __enter__(self) -> "Init":
         if self._enabled:
             STATE.inits.append(self)
             if len(STATE.inits) == 1:
