@@ -79,7 +79,6 @@ def tell_error(command: str, error: Exception) -> int:
 
 
 _AFTER_S = 2.0  # what is done sooner needs no bar
-_EVERY_S = 0.2
 _WIDTH = 30
 _CLEAR = "\r\033[K"
 
@@ -119,7 +118,7 @@ class ProgressBar:
         while True:
             self._file.write(f"\r{self._text(time.monotonic() - began)}\033[K")
             self._file.flush()
-            if self._ended.wait(_EVERY_S):
+            if self._ended.wait(0.2):
                 break
         self._file.write(_CLEAR)
         self._file.flush()

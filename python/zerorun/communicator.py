@@ -18,7 +18,6 @@ from typing import Any
 from zerorun import _C, environment
 from zerorun.process_state import STATE
 
-_SECRET_BYTES = 32
 _ADDRESS = "zerorun/address"  # the key in torch.distributed's store
 
 
@@ -72,7 +71,7 @@ def _connect_through(store: Any, rank: int, world_size: int, timeout_s: float) -
     if rank == 0:
         # Where rank 0 is reached, on one host or from others: the variable is that of torch, too.
         host = environment.master_address()
-        secret = secrets.token_hex(_SECRET_BYTES)
+        secret = secrets.token_hex(32)
         own = _C.make_store(host, 0, True, secret, timeout_s)
         store.set(_ADDRESS, f"{host} {own.port} {secret}")
     else:

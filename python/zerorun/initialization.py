@@ -36,8 +36,6 @@ from zerorun.sequence.groups import data_parallel_size, start_configured
 from zerorun.shards.shards import Shards, take_over
 from zerorun.torch_seam import serve_mixed_norms
 
-_SHARDS_PARAMETERS = 3  # the stage
-
 
 # size: half of it is the keywords and what they mean
 def initialize(  # noqa: PLR0913 - DeepSpeed's signature
@@ -247,7 +245,7 @@ def _log(
     for warning in parsed.warnings:
         logger.warning("%s", warning)
     stage, names, units = parsed.config.zero.stage, len(layout.names), len(layout.units)
-    if stage == _SHARDS_PARAMETERS and layout.outside:
+    if stage == 3 and layout.outside:
         nbytes = sum(parameter.nbytes for parameter in layout.outside)
         logger.warning(
             "%d frozen parameters, of which bitsandbytes' 8-bit layers hold a copy, are not "

@@ -193,7 +193,6 @@ def profile_model(
 # --- the text, in the order of DeepSpeed's ---
 
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
-_BACKWARD = 2  # times the forward pass's operations
 SIZES = ("world size", "data parallel size", "model parallel size", "batch size per GPU")
 
 
@@ -277,7 +276,7 @@ def _summary(total: ModuleCost, facts: dict[str, Any]) -> list[str]:
     ]
     backward = facts.get("backward_ms")
     if backward:
-        factor = _BACKWARD + facts["recompute"]
+        factor = 2 + facts["recompute"]  # times the forward pass's operations
         one = backward / facts["micro_steps"] / 1e3
         rate = number_text(factor * total.flops / one, "FLOPS")
         lines += [

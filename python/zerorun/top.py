@@ -84,7 +84,6 @@ def _compute_ms(line: _Line) -> float | None:
 
 
 _Cell = Callable[[_Line], float | None]
-_SHARES = ("waited", "data", "copy", "save")  # of a step; what is left is computation
 
 
 def _share(name: str) -> _Cell:
@@ -102,7 +101,10 @@ _COLUMNS: tuple[tuple[str, _Cell, Callable[[float], str]], ...] = (
     ("step ms", lambda line: _number(line, "step_ms"), lambda v: f"{v:.1f}"),
     ("compute", _compute_ms, lambda v: f"{v:.1f}"),
     ("comm", lambda line: _number(line, "comm_ms"), lambda v: f"{v:.1f}"),
-    *((name, _share(name), lambda v: f"{100 * v:.0f}%") for name in _SHARES),
+    *(
+        (name, _share(name), lambda v: f"{100 * v:.0f}%")
+        for name in ("waited", "data", "copy", "save")
+    ),
     ("optimizer", lambda line: _number(line, "optimizer_ms"), lambda v: f"{v:.1f}"),
     (
         "tokens/s",

@@ -30,7 +30,6 @@ Chunks = dict[str, list[Chunk]]
 Record = dict[str, Any]
 
 _PREFIX = "optimizer_shards"
-_CHUNK_NBYTES = 1 << 20
 
 
 def save(shards: Shards, directory: str, tag: str, *, node_local: bool) -> Record:
@@ -200,7 +199,7 @@ def _check(path: str, size: int, digest: str | None) -> None:
         return
     hashed = hashlib.sha256()
     with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_NBYTES):
+        while chunk := file.read(1 << 20):
             hashed.update(chunk)
     if hashed.hexdigest() != digest:
         raise _C.CheckpointError(

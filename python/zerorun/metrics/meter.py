@@ -242,13 +242,9 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
 
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_KIB = 1024
-
-
 def rss_bytes() -> int:
     """Resident memory, shared memory included."""
-    return int(os.pread(_statm(os.getpid()), 128, 0).split()[1]) * _PAGE
+    return int(os.pread(_statm(os.getpid()), 128, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @functools.cache
@@ -258,7 +254,7 @@ def _statm(_pid: int) -> int:
 
 
 def peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 _MS = 1e3

@@ -19,8 +19,6 @@ from zerorun.model.local_tensor import check_placements, is_distributed, mesh_ra
 from zerorun.model.model_layout import param_groups_of
 from zerorun.model.private_partition import PrivatePartition
 
-_SHARDS_PARAMETERS = 3  # the stage
-
 
 def is_fully_sharded(model: nn.Module) -> bool:
     """Whether FSDP2 has sharded the model, or modules of it."""
@@ -57,7 +55,7 @@ def adopt(
     names.clear()
     while places:
         given, found = places.popitem()
-        made = _ordinary(given, ranks, partitioned=stage == _SHARDS_PARAMETERS)
+        made = _ordinary(given, ranks, partitioned=stage == 3)
         for container, key in found:
             container[key] = made
     return None if model_parameters is None else groups

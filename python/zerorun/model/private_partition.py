@@ -150,7 +150,6 @@ class PrivatePartition(Partition):
 # --- values for a model on the meta device, module by module, so that no rank holds all of them ---
 
 Initializer = Callable[[nn.Module], object]
-_HOST = torch.device("cpu")
 
 
 def materialize(
@@ -198,7 +197,7 @@ def materialize(
             for tensor in metas.values():
                 label = f"initial values of {path}"
                 if isinstance(tensor, nn.Parameter):
-                    PrivatePartition(tensor, communicator, home=_HOST, label=label)
+                    PrivatePartition(tensor, communicator, home=torch.device("cpu"), label=label)
                 elif source is not None and source.have(tensor) and not tensor.is_floating_point():
                     # The engine shares floating-point buffers, but no others.
                     share(tensor, communicator, label)

@@ -257,7 +257,6 @@ def _tensors(
 
 # --- all that this rank keeps, as a dictionary ---
 
-_MASTER = "master"
 _STEP = "step"
 
 
@@ -331,4 +330,4 @@ class ShardStates:
         states = states_of(self._shards.core, interval)
         if self._shards.core.param_dtype == "fp32" or interval.master is None:
             return states  # parameters are their own masters
-        return states | {_MASTER: tensor_of(interval.master)}
+        return states | {"master": tensor_of(interval.master)}

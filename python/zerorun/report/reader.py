@@ -16,7 +16,6 @@ from zerorun.metrics.files import (
 )
 from zerorun.report.timeline import find_trace, read_timeline
 
-_PARTS = 3  # of a setting
 _RANK_IN_NAME = re.compile(r"\.rank(\d+)$")
 
 
@@ -93,7 +92,7 @@ class Run:
         """[pointer, value, is the default] of each setting."""
         config = self.about.get("config")
         settings = config if isinstance(config, list) else []
-        return [one for one in settings if isinstance(one, list) and len(one) == _PARTS]
+        return [one for one in settings if isinstance(one, list) and len(one) == 3]
 
     def setting(self, pointer: str) -> Any:
         return next((value for name, value, _ in self.settings if name == pointer), None)

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from zerorun import _C
 from zerorun.sequence.groups import current
 
-_IGNORED = -100  # the label of a token that has no loss
 # Where the documents of a packed sequence begin and end; a flash attention reads them, for all
 # tokens, since a rank has all of them there.
 _BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -120,8 +119,8 @@ class SequenceLoader:
         if "position_ids" not in batch:
             batch["position_ids"] = _positions(ids, batch.get("cu_seq_lens_q"))
         if "labels" in batch:
-            shifted = F.pad(batch.pop("labels"), (0, 1), value=_IGNORED)[..., 1:]
-            batch["shift_labels"] = shifted
+            # -100: the label of a token that has no loss.
+            batch["shift_labels"] = F.pad(batch.pop("labels"), (0, 1), value=-100)[..., 1:]
         length = ids.shape[1] // self._size
         own = slice(self._rank * length, (self._rank + 1) * length)
         return {name: _part(name, value, own) for name, value in batch.items()}

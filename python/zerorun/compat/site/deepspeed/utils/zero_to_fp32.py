@@ -13,8 +13,6 @@ from zerorun.consolidate import DTYPE_NAMES, fp32_state_dict, lazy_state_dict, s
 
 from deepspeed.utils.logging import logger
 
-_SHARDED_PARAMETERS = 3  # the stage
-
 
 def atoi(text: str) -> int | str:
     return int(text) if text.isdigit() else text
@@ -41,7 +39,7 @@ def get_model_state_file(checkpoint_dir: str, zero_stage: int) -> str:
     """The file that describes the model: of a checkpoint of zerorun's the manifest."""
     if not os.path.isdir(checkpoint_dir):
         raise FileNotFoundError(f"Directory '{checkpoint_dir}' doesn't exist")
-    ranked = "zero_pp_rank_0_" if zero_stage == _SHARDED_PARAMETERS else ""
+    ranked = "zero_pp_rank_0_" if zero_stage == 3 else ""
     own = _is_zeroruns(checkpoint_dir)
     name = "checkpoint.json" if own else f"{ranked}mp_rank_00_model_states.pt"
     path = os.path.join(checkpoint_dir, name)
