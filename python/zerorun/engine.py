@@ -289,15 +289,12 @@ class ZeroEngine(ShardedModule):
         """
         self._meter.add_listener(listener)
 
-    @property
-    def grad_norm(self) -> float | None:
-        """As :meth:`get_global_grad_norm`."""
-        return self.get_global_grad_norm()
-
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of the last step's averaged gradient before clipping, inf if that was not
         finite; None before a step."""
         return None if self._last_step is None else self._last_step.grad_norm
+
+    grad_norm = property(get_global_grad_norm)
 
 
 def _of_its_class(module: nn.Module) -> Any:

@@ -77,12 +77,6 @@ def _encode(
     return text
 
 
-def _plain_text(configuration: dict[str, Any]) -> str:
-    """As JSON, which has no infinity: the text of one, as of every other value that it lacks."""
-    values = json.dumps(configuration, default=str)
-    return json.dumps(json.loads(values, parse_constant=str))
-
-
 def save(  # noqa: PLR0913 - the options of the engine's method
     shards: Shards,
     training: Training,
@@ -109,7 +103,9 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     with all_or_none(shards.communicator, "save_checkpoint"):
         text = _encode(shards, training, data, objects)
         buffers = saved_buffers.values(training.module)
-        configuration = _plain_text(training.config)
+        # JSON has no infinity: the text of one, as of every other value that it lacks.
+        values = json.loads(json.dumps(training.config, default=str), parse_constant=str)
+        configuration = json.dumps(values)
     record: shard_files.Record | None = None
     if shards.torch_states is not None:
         record = data["shard_files"] = shard_files.save(shards, folder, name, node_local=node_local)
@@ -297,7 +293,11 @@ def _check(training: Training, folder: str, tag: str, *, strict: bool) -> _Found
     buffers = saved_buffers.read(saved)
     if strict and data:  # the bundled train saves no buffers
         saved_buffers.check(training.module, buffers, folder)
-    return _Found(saved, data, objects, buffers, _counts(data, folder))
+    counters = data.get("counters") or {}
+    if not isinstance(counters, dict):
+        raise _C.CheckpointError(f"{folder}: 'counters' is no dictionary")
+    counts = {name: whole_number(value, name, folder) for name, value in counters.items()}
+    return _Found(saved, data, objects, buffers, counts)
 
 
 def _check_exact_dtypes(shards: Shards, data: dict[str, Any], folder: str) -> None:
@@ -354,14 +354,6 @@ def _fill_alone(shards: Shards, saved: _C.SavedModel, folder: str, *, strict: bo
         source = open_own(folder, saved.tag)
         filling = Filling(shards, source, strict=strict and is_whole, states=False)
     filling.fill()
-
-
-def _counts(data: dict[str, Any], folder: str) -> dict[str, int]:
-    """The counters of a checkpoint. Raises CheckpointError."""
-    counters = data.get("counters") or {}
-    if not isinstance(counters, dict):
-        raise _C.CheckpointError(f"{folder}: 'counters' is no dictionary")
-    return {name: whole_number(value, name, folder) for name, value in counters.items()}
 
 
 def _read_states(

@@ -104,9 +104,8 @@ class Init:
         if self._enabled:
             STATE.inits.append(self)
             if len(STATE.inits) == 1:
-                _patch_subclass_hook()
-                torch_seam.replace(nn.Module, "apply", _apply)
-                torch_seam.replace(nn.Module, "to_empty", _to_empty)
+                for name, method in _WITHIN.items():
+                    torch_seam.replace(nn.Module, name, method)
                 STATE.writes = _Writes()
                 STATE.writes.__enter__()
                 for cls in _all_subclasses(nn.Module):
@@ -118,9 +117,8 @@ class Init:
             return
         STATE.inits.remove(self)
         if not STATE.inits:
-            torch_seam.replace(nn.Module, "__init_subclass__", _original_subclass_hook)
-            torch_seam.replace(nn.Module, "apply", _original_apply)
-            torch_seam.replace(nn.Module, "to_empty", _original_to_empty)
+            for name, method in _ORIGINAL.items():
+                torch_seam.replace(nn.Module, name, method)
             STATE.writes.__exit__(None, None, None)
         for cls, original in reversed(self._wrapped):
             cls.__init__ = original  # type: ignore[misc]
@@ -242,21 +240,16 @@ class _OnFullValues:
             self._function(module)
 
 
-_original_apply = nn.Module.apply
-
-
 def _apply(module: nn.Module, fn: Callable[[nn.Module], None]) -> nn.Module:
     """Module.apply within a block."""
-    return _original_apply(module, fn if isinstance(fn, _OnFullValues) else _OnFullValues(fn))
-
-
-_original_to_empty = nn.Module.to_empty
+    given = fn if isinstance(fn, _OnFullValues) else _OnFullValues(fn)
+    return _ORIGINAL["apply"](module, given)
 
 
 def _to_empty(module: nn.Module, **kwargs: Any) -> nn.Module:
     """Module.to_empty within a block: torch.nn.utils.skip_init makes modules without memory, which
     get their parameters here."""
-    made = _original_to_empty(module, **kwargs)
+    made: nn.Module = _ORIGINAL["to_empty"](module, **kwargs)
     for each in made.modules():
         STATE.inits[-1]._partition(each)
     return made
@@ -381,15 +374,13 @@ def _is_in_place(name: str) -> bool:
     return ends or name in _OPERATORS
 
 
-_original_subclass_hook = nn.Module.__init_subclass__
-
-
-def _patch_subclass_hook() -> None:
+def _init_subclass(cls: type, /, **kwargs: Any) -> None:
     """Classes that are defined within a block are wrapped too."""
+    _ORIGINAL["__init_subclass__"](**kwargs)
+    if STATE.inits:
+        STATE.inits[0]._wrap(cls)
 
-    def hook(cls: type, /, **kwargs: Any) -> None:
-        _original_subclass_hook(**kwargs)
-        if STATE.inits:
-            STATE.inits[0]._wrap(cls)
 
-    torch_seam.replace(nn.Module, "__init_subclass__", classmethod(hook))
+# Methods of nn.Module within a block.
+_WITHIN = {"apply": _apply, "to_empty": _to_empty, "__init_subclass__": classmethod(_init_subclass)}
+_ORIGINAL: dict[str, Any] = {name: getattr(nn.Module, name) for name in _WITHIN}

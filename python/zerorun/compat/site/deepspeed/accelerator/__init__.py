@@ -205,12 +205,7 @@ _current: DeepSpeedAccelerator | None = None
 def get_accelerator() -> DeepSpeedAccelerator:
     global _current  # noqa: PLW0603 - DeepSpeed's interface is global
     if _current is None:
-        if local_device().type == "cuda":
-            from deepspeed.accelerator import CUDA_Accelerator
-
-            _current = CUDA_Accelerator()
-        else:
-            _current = CPU_Accelerator()
+        _current = CUDA_Accelerator() if local_device().type == "cuda" else CPU_Accelerator()
     return _current
 
 

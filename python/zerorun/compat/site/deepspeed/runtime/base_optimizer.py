@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import types
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
@@ -113,25 +114,16 @@ def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]
     return ((f"external{i}", p) for i, p in enumerate(external_parameters(module)))
 
 
-class _Coordinator:
-    """Order of gathers: learned, never required, so never invalid."""
-
-    @staticmethod
-    def is_invalid_trace() -> bool:
-        return False
-
-    @staticmethod
-    def _invalidate_trace() -> None:
-        """Nothing depends on the trace."""
-
-
 class ParameterOffload:
     """The hooks that TRL takes off the model before it generates in a gather, and puts back.
 
     zerorun's hooks stay: within a gather they only count.
     """
 
-    param_coordinator = _Coordinator()
+    # The order of gathers is learned, never required, so never invalid.
+    param_coordinator = types.SimpleNamespace(
+        is_invalid_trace=lambda: False, _invalidate_trace=lambda: None
+    )
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -139,7 +131,7 @@ class ParameterOffload:
         self.backward_hooks: list[Any] = []
         module.ds_external_parameters = functools.partial(_external_parameters, module)
 
-    def get_param_coordinator(self) -> _Coordinator:
+    def get_param_coordinator(self) -> types.SimpleNamespace:
         return self.param_coordinator
 
     def _register_deepspeed_module(self, module: nn.Module, count: list[int] | None = None) -> None:
@@ -223,7 +215,6 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the parameters."""
         return self.engine.get_data_types()[0]
 
     low_precision_dtype = dtype  # the name at stage 0
@@ -265,7 +256,6 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     @property
     def bit16_groups(self) -> list[list[nn.Parameter]]:
-        """The parameters by group."""
         return [list(group["params"]) for group in self.param_groups]
 
     fp16_groups = bit16_groups

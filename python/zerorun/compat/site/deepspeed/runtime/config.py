@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -93,12 +93,11 @@ def _known_part(
 ) -> tuple[dict[str, Any], list[str]]:
     """The keys that are known, and the others with the nearest of those."""
     found = {key: value for key, value in section.items() if key in known}
-    return found, [_with_nearest(key, known) for key in section if key not in known]
-
-
-def _with_nearest(key: str, known: Iterable[str]) -> str:
-    near = zerorun._C.nearest_parameter(key, list(known))
-    return f"{key} (did you mean {near}?)" if near else key
+    others = []
+    for key in (key for key in section if key not in known):
+        near = zerorun._C.nearest_parameter(key, list(known))
+        others.append(f"{key} (did you mean {near}?)" if near else key)
+    return found, others
 
 
 def _without_needless_offload(zero: Mapping[str, Any]) -> dict[str, Any]:

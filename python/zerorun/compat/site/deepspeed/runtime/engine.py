@@ -25,11 +25,7 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine_queries import EngineAttributes
 from deepspeed.utils.timer import ThroughputTimer
 
-
-def _optimizer_of(stage: int) -> type[DeepSpeedOptimizer]:
-    if stage == 0:
-        return DeepSpeedOptimizer
-    return DeepSpeedZeroOptimizer_Stage3 if stage == 3 else DeepSpeedZeroOptimizer
+_OPTIMIZERS = {0: DeepSpeedOptimizer, 3: DeepSpeedZeroOptimizer_Stage3}  # by stage
 
 
 class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
@@ -41,7 +37,7 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         clips_as_torch=False,
         pickles_objects=True,
         resumes_data=False,  # programs skip batches themselves, as under DeepSpeed
-        optimizer_of=_optimizer_of,
+        optimizer_of=lambda stage: _OPTIMIZERS.get(stage, DeepSpeedZeroOptimizer),
     )
     client_optimizer: Any = None
     client_lr_scheduler: Any = None
