@@ -108,8 +108,9 @@ def save(
                 **options,
             )
     except Exception:
-        if ranks.job.rank == 0:
-            _bring_back(folder)
+        if ranks.job.rank == 0 and os.path.isdir(folder + _PREVIOUS):  # undoes _put_aside
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(folder + _PREVIOUS, folder)
         raise
     return name
 
@@ -129,13 +130,6 @@ def _put_aside(folder: str, size: int) -> None:
     if _is_complete(folder, size):
         shutil.rmtree(folder + _PREVIOUS, ignore_errors=True)
         os.rename(folder, folder + _PREVIOUS)
-
-
-def _bring_back(folder: str) -> None:
-    """Undoes _put_aside where the save failed."""
-    if os.path.isdir(folder + _PREVIOUS):
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(folder + _PREVIOUS, folder)
 
 
 def _end_save(folder: str, size: int, identity: str, *, save_latest: bool) -> None:

@@ -224,7 +224,8 @@ def assemble(chunks: list[Chunk], begin: int, numel: int, name: str) -> dict[str
     state: dict[str, Any] = {}
     for low, high, chunk_begin, chunk_numel, values in _overlaps(chunks, begin, numel, name):
         for key, value in values.items():
-            if not _is_per_element(value, chunk_numel):
+            tensor = isinstance(value, torch.Tensor) and value.dim() > 0
+            if not tensor or value.numel() != chunk_numel:  # a step count, say
                 state[key] = value.clone() if isinstance(value, torch.Tensor) else value
                 continue
             if key not in state:
@@ -232,11 +233,6 @@ def assemble(chunks: list[Chunk], begin: int, numel: int, name: str) -> dict[str
             part = value.flatten()[low - chunk_begin : high - chunk_begin]
             state[key][low - begin : high - begin] = part
     return state
-
-
-def _is_per_element(value: Any, numel: int) -> bool:
-    """True if a state has a number for each element; a step count has no dimension."""
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == numel
 
 
 def _overlaps(

@@ -251,7 +251,9 @@ def gathered_at(
         own = _gathered_by(module, name, unit_of)
         if name or not held.issuperset(own) or (own and _reads_unnoticed(module)):
             found[module] = own
-        if name and _can_be_called(module):
+        # The elements of containers are called on their own.
+        has_forward = type(module).forward is not nn.Module.forward or "forward" in vars(module)
+        if name and has_forward:
             held |= frozenset(own)
         for child in module.children():
             visit(child, held)
@@ -270,11 +272,6 @@ def _gathered_by(
     return [
         unit for unit in units if unit.sharded and not (name and unit.name.startswith(name + "."))
     ]
-
-
-def _can_be_called(module: nn.Module) -> bool:
-    """False for containers, whose elements are called on their own."""
-    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
 def _reads_unnoticed(module: nn.Module) -> bool:

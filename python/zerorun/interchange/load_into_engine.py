@@ -81,7 +81,8 @@ class Filling:
             else:
                 self._found[index] = found
         used |= set(layout.outside.values())
-        unknown = [n for n in source.parameters if n not in used and not self._is_alias(n, used)]
+        used |= {owner for alias, owner in source.aliases.items() if alias in used}
+        unknown = [name for name in source.parameters if name not in used]
         if strict:
             yield from _differences(missing, unknown)
 
@@ -96,9 +97,6 @@ class Filling:
             if other is not found and not found.equals(other, begin, end):
                 return name
         return None
-
-    def _is_alias(self, name: str, used: set[str]) -> bool:
-        return any(alias in used for alias, owner in self._source.aliases.items() if owner == name)
 
     def _optimizer_problems(self) -> Iterator[str]:
         core, layout = self._shards.core, self._shards.layout

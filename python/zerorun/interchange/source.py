@@ -107,12 +107,10 @@ class SourceParameter:
         return [
             name
             for name, pieces in named.items()
-            if not _cover(pieces, self.numel) or not all(map(_is_plain, pieces))
+            if not _cover(pieces, self.numel)
+            # What is read later is checked then.
+            or not all(callable(piece.tensor) or is_plain(piece.tensor) for piece in pieces)
         ]
-
-
-def _is_plain(piece: Piece) -> bool:
-    return callable(piece.tensor) or is_plain(piece.tensor)  # what is read later is checked so
 
 
 def _cover(pieces: list[Piece], numel: int) -> bool:

@@ -98,6 +98,8 @@ class StepMeter:
         now = time.perf_counter()
         step_s, self._ended = now - self._ended, now
         arrived = self.backward.has_happened()
+        losses, self._losses = self._losses, []
+        mean = sum(map(float, losses)) / len(losses) if losses and arrived else math.nan
         samples, self._samples = self._samples, 0
         lrs = [float(f"{group.lr:.7g}") for group in self._core.groups()]  # which are fp32
         self._all_samples += samples
@@ -106,7 +108,7 @@ class StepMeter:
             "step": step,
             "samples": self._all_samples,
             "time_s": time.time(),
-            "loss": self._take_loss(arrived),
+            "loss": mean if arrived and math.isfinite(mean) else None,
             "lr": lrs[0] if lrs else None,
             "lrs": lrs,
             "grad_norm": norm,
@@ -137,13 +139,6 @@ class StepMeter:
         if self._last is not None and "memory" not in self._last and not self._core.closed:
             self._add_state(self._last)
         return self._last
-
-    def _take_loss(self, arrived: bool) -> float | None:
-        losses, self._losses = self._losses, []
-        if not losses or not arrived:
-            return None
-        mean = sum(map(float, losses)) / len(losses)
-        return mean if math.isfinite(mean) else None
 
     def _add_state(self, metrics: Metrics) -> None:
         """Bytes that the rank holds now."""

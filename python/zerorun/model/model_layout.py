@@ -108,7 +108,11 @@ class ModelLayout:  # size: a table, each column of which somebody reads
                 layout.aliases.append((name, parameter))
                 continue
             if parameter.dtype not in kept or is_packed(parameter):
-                _check_frozen(name, parameter)
+                if parameter.requires_grad:
+                    raise _C.ConfigError(
+                        f"parameter {name} is {parameter.dtype}; expected fp32, bf16 or fp16 of "
+                        "what is trained: cast the model (model.float()), or freeze the parameter"
+                    )
                 if keeps_a_copy(parameter):
                     layout.outside.setdefault(parameter, name)
                     continue
@@ -198,7 +202,10 @@ class ModelLayout:  # size: a table, each column of which somebody reads
             self.group_of.get(parameter, 0),
             self.is_trainable(parameter),
         )
-        spec.use_muon = self._takes_muon(parameter)
+        # Matrices inside the model, or what the parameter's own `use_muon` says, as DeepSpeed.
+        inside = not any(part in self.names[parameter].lower() for part in ("embed", "lm_head"))
+        is_matrix = len(self.shapes[parameter]) > 1
+        spec.use_muon = is_matrix and getattr(parameter, "use_muon", inside)
         spec.outputs_are_columns = parameter in self.columns
         spec.dtype = self.core_dtype(parameter)
         spec.ranks = self.ranks_of.get(parameter, 0)
@@ -242,12 +249,6 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         """The parameter's name among those of all ranks."""
         return self.saved_names.get(parameter, self.names[parameter])
 
-    def _takes_muon(self, parameter: nn.Parameter) -> bool:
-        """Matrices inside the model, or what the parameter's own `use_muon` says, as DeepSpeed."""
-        name = self.names[parameter].lower()
-        inside = not any(part in name for part in ("embed", "lm_head"))
-        return len(self.shapes[parameter]) > 1 and getattr(parameter, "use_muon", inside)
-
 
 def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
     """The trainable parameters' dtype; without any that of most elements. Raises ConfigError for
@@ -270,15 +271,6 @@ def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
         )
     candidates = found or [dtype for dtype, _ in elements.most_common() if dtype in names]
     return names[candidates[0]] if candidates else "fp32"
-
-
-def _check_frozen(name: str, parameter: nn.Parameter) -> None:
-    """Raises ConfigError for a parameter of a dtype that cannot be trained, if it should be."""
-    if parameter.requires_grad:
-        raise _C.ConfigError(
-            f"parameter {name} is {parameter.dtype}; expected fp32, bf16 or fp16 of what is "
-            "trained: cast the model (model.float()), or freeze the parameter"
-        )
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:

@@ -47,8 +47,9 @@ class ParameterStates(MutableMapping[Any, Any]):
             return
         kept = self[parameter]
         same = kept.keys() == states.keys() and all(
-            torch.equal(value, given.to(value.device)) if _are_tensors(value, given) else True
+            torch.equal(value, given.to(value.device))
             for value, given in ((kept[key], states[key]) for key in kept)
+            if isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor)
         )
         if not same:
             raise _C.ConfigError(
@@ -83,10 +84,6 @@ class ParameterStates(MutableMapping[Any, Any]):
             return {}
         started = core.step_count > 0 if states is None else states.has_started
         return self._shards.layout.group_of if started else {}
-
-
-def _are_tensors(*values: Any) -> bool:
-    return all(isinstance(value, torch.Tensor) for value in values)
 
 
 # --- whole ones, of a torch optimizer ---
@@ -268,7 +265,13 @@ class ShardStates:
 
     def get(self) -> dict[str, dict[str, Any]]:
         """Views of the engine's memory, as torch's state dicts are of the optimizer's."""
-        return {key: self._of(interval) for key, interval in self._intervals()}
+        found: dict[str, dict[str, Any]] = {}
+        kept = self._shards.torch_states
+        for key, interval in self._intervals():
+            more = {_STEP: self._shards.core.step_count}
+            own = more if kept is None else kept.get(interval.parameter, interval.begin)
+            found[key] = self._tensors(interval) | own
+        return found
 
     def check(self, states: dict[str, dict[str, Any]]) -> None:
         """Raises CheckpointError unless put() can take them."""
@@ -319,12 +322,6 @@ class ShardStates:
             if interval.grad is not None:
                 end = interval.begin + interval.numel
                 yield f"{names[interval.parameter]}[{interval.begin}:{end}]", interval
-
-    def _of(self, interval: _C.StateInterval) -> dict[str, Any]:
-        states: dict[str, Any] = dict(self._tensors(interval))
-        if self._shards.torch_states is not None:
-            return states | self._shards.torch_states.get(interval.parameter, interval.begin)
-        return states | {_STEP: self._shards.core.step_count}
 
     def _tensors(self, interval: _C.StateInterval) -> dict[str, torch.Tensor]:
         states = states_of(self._shards.core, interval)

@@ -137,19 +137,16 @@ def with_own_decay(
 def common_states(group: dict[str, Any], where: str) -> dict[Any, Any]:
     """The states of no parameter that group settings have. Raises CheckpointError."""
     try:
-        return {
-            key: torch.tensor(value["tensor"]) if _is_of_old_file(value) else value
+        return {  # a tensor may be as files had them before they kept its dtype
+            key: torch.tensor(value["tensor"])
+            if isinstance(value, dict) and value.keys() == {"tensor"}
+            else value
             for key, value in group.get(COMMON_STATES, {}).items()
         }
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise _C.CheckpointError(
             f"{where}: {COMMON_STATES} is {_text(group[COMMON_STATES])}, expected values by name"
         ) from error
-
-
-def _is_of_old_file(value: Any) -> bool:
-    """A tensor as files had them before they kept its dtype."""
-    return isinstance(value, dict) and value.keys() == {"tensor"}
 
 
 def check_schedule(scheduler: Any, state: Any, where: str) -> None:

@@ -152,7 +152,11 @@ class RunReader:
                 f"{self._path}: {what}; expected a file of one JSON object a step, as `zerorun "
                 "train --metrics FILE` or the key zerorun.metrics of a configuration writes it"
             )
-        found = self._trace or self._trace_of_run()
+        found, named = self._trace, self._run.setting("/zerorun/trace/file")
+        if found is None and isinstance(named, str) and Path(named).is_file():
+            found = Path(named)
+        if found is None and self._path.is_dir():
+            found = find_trace(self._path)
         self._run.timeline = None if found is None else read_timeline(found)
         return self._run
 
@@ -166,12 +170,6 @@ class RunReader:
                 tail.rank = self._run.add_line(text, tail.rank, file)
             if bar is not None:
                 bar.show(tail.at, tail.nbytes)
-
-    def _trace_of_run(self) -> Path | None:
-        named = self._run.setting("/zerorun/trace/file")
-        if isinstance(named, str) and Path(named).is_file():
-            return Path(named)
-        return find_trace(self._path) if self._path.is_dir() else None
 
 
 def read_run(path: Path, trace: Path | None = None) -> Run:
@@ -312,9 +310,9 @@ class Columns:
         """By name, with ``step``; names that no step has are left out."""
         found: dict[str, list[Any]] = {"step": [point.step for point in self._points]}
         for name in NAMES:
-            values = [_short(point.mean(name)) for point in self._points]
-            if any(value is not None for value in values):
-                found[name] = values
+            means = [point.mean(name) for point in self._points]
+            if any(mean is not None for mean in means):
+                found[name] = [None if mean is None else float(f"{mean:.6g}") for mean in means]
         return found
 
     def mean(self, name: str, skip: int = 0) -> float | None:
@@ -322,7 +320,3 @@ class Columns:
         points = self._points[skip:] if len(self._points) > 2 * skip else self._points
         count = sum(point.counts.get(name, 0) for point in points)
         return sum(point.sums.get(name, 0.0) for point in points) / count if count else None
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")

@@ -77,21 +77,17 @@ class Search:
         self._try("as given", self.best_config, self._micro_batch())
         for step in (self._smaller, self._stages, self._larger, self._communication):
             for name, values, micro_batch in step():
-                if self._is_over():
+                idle = self._idle >= self._section["tuner_early_stopping"]
+                if idle or len(self.trials) >= self._section["tuner_num_trials"]:
                     return
                 self._try(name, values, micro_batch)
-
-    def _is_over(self) -> bool:
-        return (
-            len(self.trials) >= self._section["tuner_num_trials"]
-            or self._idle >= self._section["tuner_early_stopping"]
-        )
 
     def _try(self, name: str, values: dict[str, Any], micro_batch: int | None) -> None:
         if name in self._names:
             return
         self._names.add(name)
-        arguments = self._arguments(micro_batch)
+        option = self._option()
+        arguments = [] if option is None or micro_batch is None else [option, str(micro_batch)]
         trial = self._run(name.replace(" ", "_"), values, micro_batch, arguments)
         self.trials.append(trial)
         metric = self._section["metric"]
@@ -119,10 +115,6 @@ class Search:
         if isinstance(value, int):
             return value
         return _TRAIN_MICRO_BATCH if self.options.is_train and value is None else None
-
-    def _arguments(self, micro_batch: int | None) -> list[str]:
-        option = self._option()
-        return [] if option is None or micro_batch is None else [option, str(micro_batch)]
 
     def _with_micro_batch(self, micro_batch: int) -> dict[str, Any]:
         values = copy.deepcopy(self.best_config)

@@ -83,13 +83,19 @@ class Init:
             )
         config = config_dict_or_path if config is None else config
         given = None if config is None else configuration.of_any_form(config)
-        self._dtype = dtype or _dtype_of(given)
+        own = "fp32" if given is None else given.config.precision.param_dtype
+        self._dtype = dtype or (None if own == "fp32" else DTYPES[own])
         self._refuses_edits = given is not None and edits_are_refused(given)
         self._depth: Counter[int] = Counter()
         self._wrapped: list[tuple[type, Callable[..., None]]] = []
         self._device = local_device()
         make_current(self._device)
-        self._home = torch.device("cpu") if _rests_on_host(given, remote_device) else self._device
+        # In host memory, as the GPUs together may not hold them.
+        if remote_device is None and given is not None:
+            offloaded = "/zero_optimization/offload_param/device"
+            remote_device = configuration.value_of(given, offloaded)
+        on_host = remote_device in {"cpu", "nvme"}
+        self._home = torch.device("cpu") if on_host else self._device
         self._ranks = _ranks_of(sequence_data_parallel_group, data_parallel_group, mpu)
         _check_inside(zero_param_parallel_group, self._ranks)
         self._communicator = communicator.world()
@@ -200,21 +206,6 @@ def _check_inside(group: Any, ranks: tuple[int, ...] | None) -> None:
             f"zero.Init: zero_param_parallel_group has ranks {outside}, which are not in the "
             f"data-parallel group {list(ranks or ())} and hold another part of the model"
         )
-
-
-def _rests_on_host(parsed: configuration.ParsedConfig | None, remote_device: str | None) -> bool:
-    """Whether shards are kept in host memory, as the GPUs together may not hold them."""
-    place = remote_device
-    if place is None and parsed is not None:
-        place = configuration.value_of(parsed, "/zero_optimization/offload_param/device")
-    return place in {"cpu", "nvme"}
-
-
-def _dtype_of(parsed: configuration.ParsedConfig | None) -> torch.dtype | None:
-    if parsed is None:
-        return None
-    dtype = parsed.config.precision.param_dtype
-    return None if dtype == "fp32" else DTYPES[dtype]
 
 
 def _all_subclasses(cls: type) -> list[type]:
