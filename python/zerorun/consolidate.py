@@ -14,14 +14,7 @@ import torch
 from zerorun import _C
 from zerorun.checkpoints.model_parts import check_whole
 from zerorun.command_line import Parser, ProgressBar, exit_with, tell_error
-from zerorun.interchange import formats
-from zerorun.interchange.model_files import (
-    ModelTensor,
-    Progress,
-    model_tensors,
-    nbytes_of,
-    write_model,
-)
+from zerorun.interchange import formats, model_files
 from zerorun.interchange.source import Source, open_own
 from zerorun.model.model_layout import DTYPES
 
@@ -43,9 +36,9 @@ def open_model(directory: str | os.PathLike[str], tag: str | None = None) -> Sou
 
 def lazy_state_dict(
     directory: str | os.PathLike[str], tag: str | None = None, *, exclude_frozen: bool = False
-) -> dict[str, ModelTensor]:
+) -> dict[str, model_files.ModelTensor]:
     """As fp32_state_dict, with tensors that are read when ``contiguous()`` is called."""
-    return model_tensors(open_model(directory, tag), exclude_frozen=exclude_frozen)
+    return model_files.model_tensors(open_model(directory, tag), exclude_frozen=exclude_frozen)
 
 
 def fp32_state_dict(
@@ -71,7 +64,7 @@ def save_model(  # noqa: PLR0913 - options of the command
     max_shard_size: str | int | None = None,
     safe_serialization: bool = False,
     exclude_frozen: bool = False,
-    progress: Progress = lambda _done, _total: None,
+    progress: model_files.Progress = lambda _done, _total: None,
 ) -> list[str]:
     """Writes the model to the folder `output` with Hugging Face's file names; returns the files.
 
@@ -80,10 +73,10 @@ def save_model(  # noqa: PLR0913 - options of the command
     written, with one parameter in memory; else torch.save's, with one file in memory.
     `progress(done, total)` is called with bytes. Raises CheckpointError, ConfigError.
     """
-    limit = None if max_shard_size is None else nbytes_of(max_shard_size)
+    limit = None if max_shard_size is None else model_files.nbytes_of(max_shard_size)
     source = open_model(directory, tag)
-    tensors = model_tensors(source, dtype, exclude_frozen=exclude_frozen)
-    return write_model(
+    tensors = model_files.model_tensors(source, dtype, exclude_frozen=exclude_frozen)
+    return model_files.write_model(
         tensors, output, max_nbytes=limit, safetensors=safe_serialization, progress=progress
     )
 

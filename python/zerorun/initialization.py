@@ -10,14 +10,8 @@ from torch import nn
 
 from zerorun import _C, communicator, torch_seam
 from zerorun import config as configuration
+from zerorun import device as devices
 from zerorun.agreement import all_or_none
-from zerorun.device import (
-    gpu_of,
-    local_device,
-    make_current,
-    on_local_device,
-    release_cached_memory,
-)
 from zerorun.engine import ZeroEngine
 from zerorun.model.adoption import adopt
 from zerorun.model.buffers import cast_buffers
@@ -87,7 +81,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
     torch_seam.check()
-    make_current(local_device())  # before anything is asked of PyTorch's groups
+    devices.make_current(devices.local_device())  # before anything is asked of PyTorch's groups
     mesh = mesh_of(mpu, device_mesh, mesh_param)
     parsed, given = _parse(config)
     parsed = _with_mesh(parsed, given, mesh)
@@ -97,8 +91,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     if mesh is None:
         communicator.check_not_alone("initialize", "device_mesh")
     model_parameters = adopt(model, optimizer, model_parameters, mesh, settings.zero.stage)
-    with on_local_device(model) as device:
-        own = world.duplicate(settings.comm_timeout_s, gpu_of(device))
+    with devices.on_local_device(model) as device:
+        own = world.duplicate(settings.comm_timeout_s, devices.gpu_of(device))
         ranks = EngineRanks.of(own, mesh)
         batch = configuration.batch_for(parsed, data_parallel_size(ranks.data.world_size))
         basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
@@ -124,7 +118,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
                     engine.make_dataloader(training_data, size, collate_fn, drop_last=drop)
             if measures:
                 engine.measure_peak()
-    release_cached_memory(device)
+    devices.release_cached_memory(device)
     _log(parsed, layout, ranks, f"{device}, {layout.dtype}")
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 

@@ -18,13 +18,8 @@ from zerorun.interchange import untrusted
 from zerorun.interchange.load_into_engine import Filling
 from zerorun.interchange.source import exact_dtypes_of, open_own
 from zerorun.model import buffers as saved_buffers
+from zerorun.optimizers import saved_values
 from zerorun.optimizers.optimizer import ShardOptimizer
-from zerorun.optimizers.saved_values import (
-    check_groups,
-    check_schedule,
-    whole_number,
-    with_own_decay,
-)
 from zerorun.shards.shards import Policy, Shards
 
 _logger = logging.getLogger("zerorun")
@@ -209,7 +204,7 @@ class Wanted:
         scheduler = training.lr_scheduler if self.lr_scheduler_states else None
         if not saved or not hasattr(scheduler, "load_state_dict"):
             return None
-        check_schedule(scheduler, saved, where)
+        saved_values.check_schedule(scheduler, saved, where)
         return saved
 
 
@@ -296,7 +291,9 @@ def _check(training: Training, folder: str, tag: str, *, strict: bool) -> _Found
     counters = data.get("counters") or {}
     if not isinstance(counters, dict):
         raise _C.CheckpointError(f"{folder}: 'counters' is no dictionary")
-    counts = {name: whole_number(value, name, folder) for name, value in counters.items()}
+    counts = {
+        name: saved_values.whole_number(value, name, folder) for name, value in counters.items()
+    }
     return _Found(saved, data, objects, buffers, counts)
 
 
@@ -318,7 +315,8 @@ def _position(data: dict[str, Any], folder: str) -> dict[str, Any] | None:
         return None
     counts = ("epoch", "samples", *(["length"] if found.get("length") is not None else []))
     return {"length": None} | {
-        name: whole_number(found.get(name), f"{name} of the data", folder) for name in counts
+        name: saved_values.whole_number(found.get(name), f"{name} of the data", folder)
+        for name in counts
     }
 
 
@@ -383,8 +381,8 @@ def _settings(
         groups, present = objects.get("param_groups"), optimizer.param_groups
         if groups is None:
             return None
-        check_groups(groups, folder, external=shards.external, count=len(present))
-        return with_own_decay(groups, None, shards.settings.optimizer, folder)
+        saved_values.check_groups(groups, folder, external=shards.external, count=len(present))
+        return saved_values.with_own_decay(groups, None, shards.settings.optimizer, folder)
     raise _C.CheckpointError(
         f"{folder}: the checkpoint has the states of {saved or 'no optimizer'}, this engine's "
         f"optimizer is {own}; load_optimizer_states=False loads the model alone"

@@ -11,12 +11,7 @@ from torch import nn
 from zerorun import _C, torch_seam
 from zerorun.agreement import all_or_none, share, text_of_rank_zero
 from zerorun.checkpoints.full_state import full_parameters_of
-from zerorun.hooks.parameter_memory import (
-    keep_precise,
-    masters_from_parameters,
-    state_names_of,
-    tensor_of,
-)
+from zerorun.hooks import parameter_memory as memory
 from zerorun.model.partition import Partition, partition_of
 from zerorun.optimizers.optimizer import load_group_settings
 from zerorun.optimizers.saved_values import check_groups, whole_number, with_own_decay
@@ -182,7 +177,7 @@ def _states_of(shards: Shards, parameter: nn.Parameter, form: _Form) -> dict[str
 
 def stored_names_of(shards: Shards, parameter: nn.Parameter) -> dict[str, str]:
     """Names in a state dict, with those of StateAccess; 16-bit parameters have masters besides."""
-    names = state_names_of(shards.core, shards.layout.ids[parameter])
+    names = memory.state_names_of(shards.core, shards.layout.ids[parameter])
     found = dict(zip(names, names, strict=True))
     has_masters = (
         shards.core.param_dtype != "fp32" and not shards.settings.precision.master_is_param
@@ -264,7 +259,7 @@ def load_model(
     if shards.stage < 3:
         result = original(model, state, info)
         # The optimizer's part of the same state may have brought masters before.
-        masters_from_parameters(shards.core, shards.layout, only_changed=True)
+        memory.masters_from_parameters(shards.core, shards.layout, only_changed=True)
         shards.writes.forget()
         return result
     shards.release_all()
@@ -321,13 +316,13 @@ def _store(shards: Shards, partition: Partition, values: torch.Tensor) -> None:
         partition.store(values.contiguous())
         return
     masters = [
-        None if i.master is None else tensor_of(i.master).clone()
+        None if i.master is None else memory.tensor_of(i.master).clone()
         for i in core.state_intervals(index)
     ]
     partition.store(values.contiguous())
     for interval, precise in zip(core.state_intervals(index), masters, strict=True):
         if precise is not None:
-            keep_precise(interval, precise)
+            memory.keep_precise(interval, precise)
     core.accept_changes()
 
 

@@ -9,13 +9,8 @@ import torch
 from zerorun import _C
 from zerorun import torch_seam as seam
 from zerorun.agreement import all_or_none
+from zerorun.optimizers import parameter_states
 from zerorun.optimizers.lr_scheduler import set_rate
-from zerorun.optimizers.parameter_states import (
-    FullStates,
-    ParameterStates,
-    ShardStates,
-    take_states,
-)
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states
 from zerorun.program_warning import warn
 from zerorun.shards.shards import Shards
@@ -99,7 +94,7 @@ class ShardOptimizer(torch.optim.Optimizer):
     of each parameter (:class:`ParameterStates`).
     """
 
-    states_class = ParameterStates
+    states_class = parameter_states.ParameterStates
     # Hyperparameters that nobody has chosen: an import has only those of its source.
     unknown: frozenset[str] = frozenset()
 
@@ -117,7 +112,7 @@ class ShardOptimizer(torch.optim.Optimizer):
                 shards.core, shards.layout, self.given, shards.communicator, shards.writes
             )
         else:
-            take_states(shards, basic)
+            parameter_states.take_states(shards, basic)
         self.given.serve(self)
         shards.until_closed(self.given)
 
@@ -252,7 +247,10 @@ class ShardOptimizer(torch.optim.Optimizer):
         fp32 values of 16-bit parameters. :meth:`ZeroEngine.save_checkpoint` saves states that any
         number of ranks can load.
         """
-        return {"state": ShardStates(self.shards).get(), "param_groups": self.group_settings()}
+        return {
+            "state": parameter_states.ShardStates(self.shards).get(),
+            "param_groups": self.group_settings(),
+        }
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the result of state_dict() of the same rank of as many ranks, or that of a torch
@@ -267,10 +265,10 @@ class ShardOptimizer(torch.optim.Optimizer):
                     f"load_state_dict: got {sorted(state_dict)}, expected state and param_groups"
                 )
             if any("params" in group for group in groups):  # torch's
-                full = FullStates(self.shards, self.param_groups)
+                full = parameter_states.FullStates(self.shards, self.param_groups)
                 put, groups = full.put, full.check(groups, states)
             else:
-                own = ShardStates(self.shards)
+                own = parameter_states.ShardStates(self.shards)
                 put = own.put
                 own.check(states)
         self.load_group_settings(groups)

@@ -6,14 +6,7 @@ from typing import Any
 
 from zerorun import _C
 from zerorun.command_line import ProgressBar
-from zerorun.metrics.files import (
-    Tail,
-    check_version,
-    is_figure,
-    parse_line,
-    rank_in,
-    straggler_text,
-)
+from zerorun.metrics import files as metrics_files
 from zerorun.report.timeline import find_trace, read_timeline
 
 _RANK_IN_NAME = re.compile(r"\.rank(\d+)$")
@@ -31,14 +24,14 @@ class RankFigures:
     def add(self, line: dict[str, Any]) -> None:
         self.columns.add(line)
         for name, nbytes in (line.get("memory_peak") or {}).items():
-            if is_figure(nbytes):
+            if metrics_files.is_figure(nbytes):
                 self.memory[name] = max(self.memory.get(name, 0), nbytes)
-        if is_figure(line.get("peak_rss_bytes")):
+        if metrics_files.is_figure(line.get("peak_rss_bytes")):
             self.peak_rss = max(self.peak_rss or 0, line["peak_rss_bytes"])
         for name, figures in (line.get("collectives") or {}).items():
             sums = self.collectives.setdefault(name, [0, 0, 0.0])
             for i, value in enumerate(figures[: len(sums)]):
-                sums[i] += value if is_figure(value) else 0
+                sums[i] += value if metrics_files.is_figure(value) else 0
 
 
 class Run:
@@ -57,7 +50,7 @@ class Run:
 
     def add_line(self, text: str, rank: int, where: Path) -> int:
         """The rank that the next lines belong to."""
-        line = parse_line(text)
+        line = metrics_files.parse_line(text)
         if line is None:
             self.bad_lines += 1
         elif "zerorun_metrics" in line:
@@ -71,18 +64,18 @@ class Run:
         return rank
 
     def _add_head(self, head: dict[str, Any], where: Path) -> int:
-        check_version(head, where)
+        metrics_files.check_version(head, where)
         if isinstance(head.get("run"), dict):
             self.about = self.about or head["run"]
         if isinstance(head.get("world_size"), int):
             self.world_size = head["world_size"]
-        return rank_in(head, 0)
+        return metrics_files.rank_in(head, 0)
 
     def _add_step(self, line: dict[str, Any], rank: int) -> None:
-        figures = self.ranks.setdefault(rank_in(line, rank), RankFigures())
+        figures = self.ranks.setdefault(metrics_files.rank_in(line, rank), RankFigures())
         try:
             figures.add(line)
-            if (text := straggler_text(line)) is not None:
+            if (text := metrics_files.straggler_text(line)) is not None:
                 self.straggler, self.straggler_steps = text, self.straggler_steps + 1
         except (TypeError, ValueError, AttributeError):
             self.bad_lines += 1
@@ -126,7 +119,7 @@ class RunReader:
         self._path, self._trace, self._name = path, trace, name
         self._run, self._tails = self._begin()
 
-    def _begin(self) -> tuple[Run, dict[Path, Tail]]:
+    def _begin(self) -> tuple[Run, dict[Path, metrics_files.Tail]]:
         name = self._path.stem if self._path.is_file() else self._path.resolve().name
         return Run(self._name or name), {}
 
@@ -164,7 +157,7 @@ class RunReader:
         world_size = self._run.world_size
         if world_size is not None and rank_of(file) >= world_size:
             return  # of a run before, with more ranks
-        tail = self._tails.setdefault(file, Tail(file, rank_of(file)))
+        tail = self._tails.setdefault(file, metrics_files.Tail(file, rank_of(file)))
         for text in tail.lines(follow):
             if text.strip():
                 tail.rank = self._run.add_line(text, tail.rank, file)
@@ -229,7 +222,7 @@ class _Point:
     def add(self, line: dict[str, Any]) -> None:
         for name in NAMES:
             value = line.get(name)
-            if is_figure(value):
+            if metrics_files.is_figure(value):
                 self.sums[name] = self.sums.get(name, 0.0) + value
                 self.counts[name] = self.counts.get(name, 0) + 1
         self._keep_last(line.get(_AS_IT_WAS))
@@ -242,7 +235,7 @@ class _Point:
         self._keep_last(later.sums.get(_AS_IT_WAS))
 
     def _keep_last(self, value: object) -> None:
-        if is_figure(value):
+        if metrics_files.is_figure(value):
             self.sums[_AS_IT_WAS], self.counts[_AS_IT_WAS] = value, 1
 
     def mean(self, name: str) -> float | None:
@@ -283,7 +276,7 @@ class Columns:
             self._thin()
 
     def _follow_scale(self, scale: object) -> None:
-        if not is_figure(scale):
+        if not metrics_files.is_figure(scale):
             return
         if self._scale is not None and scale < self._scale:
             self.scale_falls += 1

@@ -10,15 +10,8 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
+from zerorun.hooks import parameter_memory as memory
 from zerorun.hooks.gather_hooks import GatherHooks
-from zerorun.hooks.parameter_memory import (
-    full_view,
-    keep_precise,
-    take_written,
-    tensor_of,
-    to_write,
-    write_full,
-)
 from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.host_memory import PIECE, forget_pages, moved, pieces_of
 from zerorun.model.dtypes import as_bytes
@@ -52,7 +45,7 @@ class EnginePartition(Partition):
         self._intervals = intervals  # this rank's
         super().__init__(parameter, self._full.shape)
         self.parameter.ds_persist = not self._is_sharded
-        parts = [tensor_of(interval.param) for interval in intervals]
+        parts = [memory.tensor_of(interval.param) for interval in intervals]
         own = parts[0] if len(parts) == 1 else self._full.new_empty(0)
         self.parameter.ds_tensor = own.as_subclass(OwnPart)
 
@@ -73,7 +66,7 @@ class EnginePartition(Partition):
         return self.unit.available  # also of one that stays full
 
     def local_numel(self) -> int:
-        nbytes = sum(tensor_of(interval.param).nbytes for interval in self._intervals)
+        nbytes = sum(memory.tensor_of(interval.param).nbytes for interval in self._intervals)
         return nbytes // self._full.element_size()
 
     def acquire(self) -> None:
@@ -101,7 +94,9 @@ class EnginePartition(Partition):
         shaped = values.detach().view(self.shape)
         if self._comes_and_goes:
             self._full.copy_(shaped)  # it may stay for the next use
-        write_full(self._hooks.core, self._id, self._hooks.layout.flat(self.parameter, shaped))
+        memory.write_full(
+            self._hooks.core, self._id, self._hooks.layout.flat(self.parameter, shaped)
+        )
 
     def watch(self, module: nn.Module) -> None:
         self._hooks.hook(module)
@@ -145,7 +140,7 @@ class Loading:
     def __iter__(self) -> Iterator[nn.Parameter]:
         """Loads all parameters. Yields each when the engine has its values, on this rank in full
         where it keeps parameters in full; its own memory may go then. Collective."""
-        for parameter in to_write(self._engine, self._layout):
+        for parameter in memory.to_write(self._engine, self._layout):
             self._load(parameter)
             yield parameter
             moved(self._layout.shapes[parameter].numel() * parameter.element_size())
@@ -200,7 +195,7 @@ class Loading:
         index = self._layout.ids[parameter]
         end = begin + values.numel()
         if not self._engine.is_sharded(index):
-            tensor_of(self._engine.parameter(index))[begin:end].copy_(values)
+            memory.tensor_of(self._engine.parameter(index))[begin:end].copy_(values)
         for interval in self._engine.state_intervals(index):
             first = max(begin, interval.begin)
             last = min(end, interval.begin + interval.numel)
@@ -208,9 +203,9 @@ class Loading:
                 continue
             place = slice(first - interval.begin, last - interval.begin)
             part = values[first - begin : last - begin]
-            parameter_part = tensor_of(interval.param)[place].copy_(part)
+            parameter_part = memory.tensor_of(interval.param)[place].copy_(part)
             if interval.master is not None:
-                master = tensor_of(interval.master)[place]
+                master = memory.tensor_of(interval.master)[place]
                 master.copy_(parameter_part if self._round_masters else part)
 
 
@@ -302,10 +297,10 @@ class ProgramWrites:
             written |= {parameter: None for parameter, before, now in pairs if before != now}
             self._versions = found
             for parameter in written:
-                take_written(self._core, self._layout.ids[parameter])
+                memory.take_written(self._core, self._layout.ids[parameter])
                 for interval in self._core.state_intervals(self._layout.ids[parameter]):
                     if interval.master is not None:
-                        keep_precise(interval, tensor_of(interval.master))
+                        memory.keep_precise(interval, memory.tensor_of(interval.master))
         self._core.accept_changes()
         self._is_ahead = self._replicated
 
@@ -327,14 +322,17 @@ class ProgramWrites:
             partition = partition_of(parameter)
             if expected == now or (partition is not None and partition.is_held):
                 continue
-            values, full = local_of(parameter), full_view(self._core, self._layout, parameter)
+            values, full = (
+                local_of(parameter),
+                memory.full_view(self._core, self._layout, parameter),
+            )
             self._check_kind(parameter, values, full)
             full.copy_(values)
             if partition is not None:  # the rank's part is apart
                 flat = self._layout.flat(parameter, full)
                 for interval in self._core.state_intervals(self._layout.ids[parameter]):
                     part = flat[interval.begin : interval.begin + interval.numel]
-                    tensor_of(interval.param).copy_(part)
+                    memory.tensor_of(interval.param).copy_(part)
             place(parameter, full)
             moved[parameter] = None
         return moved

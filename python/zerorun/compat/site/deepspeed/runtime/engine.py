@@ -13,19 +13,16 @@ from zerorun.config import BatchConfig
 from zerorun.shards.shards import Policy
 
 from deepspeed._placeholders import absent_method
+from deepspeed.runtime import base_optimizer as optimizers
 from deepspeed.runtime._gradients import EngineWithGradients
-from deepspeed.runtime.base_optimizer import (
-    DeepSpeedOptimizer,
-    DeepSpeedZeroOptimizer,
-    DeepSpeedZeroOptimizer_Stage3,
-)
 from deepspeed.runtime.config import DeepSpeedConfigError, OffloadStateTypeEnum, deepspeeds_errors
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine_queries import EngineAttributes
 from deepspeed.utils.timer import ThroughputTimer
 
-_OPTIMIZERS = {0: DeepSpeedOptimizer, 3: DeepSpeedZeroOptimizer_Stage3}  # by stage
+# By stage.
+_OPTIMIZERS = {0: optimizers.DeepSpeedOptimizer, 3: optimizers.DeepSpeedZeroOptimizer_Stage3}
 
 
 class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
@@ -37,7 +34,7 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         clips_as_torch=False,
         pickles_objects=True,
         resumes_data=False,  # programs skip batches themselves, as under DeepSpeed
-        optimizer_of=lambda stage: _OPTIMIZERS.get(stage, DeepSpeedZeroOptimizer),
+        optimizer_of=lambda stage: _OPTIMIZERS.get(stage, optimizers.DeepSpeedZeroOptimizer),
     )
     client_optimizer: Any = None
     client_lr_scheduler: Any = None
