@@ -39,22 +39,18 @@ _INNER = {  # by the name until 0.3: where it is now
 
 
 def _load_whole(
-    shards: Shards,
-    training: Training,
-    load_dir: str | os.PathLike[str],
-    tag: str | None,
-    wanted: Wanted,
+    training: Training, load_dir: str | os.PathLike[str], tag: str | None, wanted: Wanted
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Loads a checkpoint of zerorun or of another program. Collective."""
     from zerorun.checkpoints import checkpoint, foreign_checkpoint, model_parts
 
-    tag = checkpoint.shared_tag(shards, training, load_dir, tag)
+    tag, shards = checkpoint.shared_tag(training, load_dir, tag), training._shards
     with all_or_none(shards.communicator, "load_checkpoint"):
         model_parts.check_whole(load_dir, tag)
     if shards.ranks.experts:
-        return checkpoint.load(shards, training, load_dir, tag, wanted)
-    found = foreign_checkpoint.load(shards, training, load_dir, tag, wanted)
-    return found or checkpoint.load(shards, training, load_dir, tag, wanted)
+        return checkpoint.load(training, load_dir, tag, wanted)
+    found = foreign_checkpoint.load(training, load_dir, tag, wanted)
+    return found or checkpoint.load(training, load_dir, tag, wanted)
 
 
 class ShardedModule(nn.Module):
@@ -285,7 +281,6 @@ class ShardedModule(nn.Module):
 
         save = model_parts.save if self._ranks.model_size > 1 else checkpoint.save
         save(
-            self._shards,
             self,
             save_dir,
             tag,
@@ -341,7 +336,7 @@ class ShardedModule(nn.Module):
             not load_module_only,
         )
         load = model_parts.load if self._ranks.model_size > 1 else _load_whole
-        path, client_state = load(self._shards, self, load_dir, tag, wanted)
+        path, client_state = load(self, load_dir, tag, wanted)
         if path is not None:
             self._streamed_hashes.clear()  # of another course of steps
             self.drop_batch()

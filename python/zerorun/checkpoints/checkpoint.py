@@ -37,6 +37,7 @@ class Training(Protocol):
     global_steps: int
     micro_steps: int
     _policy: Policy
+    _shards: Shards
     _saves_model_only: bool  # a save's optimizer states and hyperparameters mean nothing
 
     @property
@@ -57,13 +58,11 @@ def _data_loader(training: Training) -> Any:
     return training.training_dataloader if training._policy.resumes_data else None
 
 
-def _encode(
-    shards: Shards, training: Training, data: dict[str, Any], objects: dict[str, Any]
-) -> str:
+def _encode(training: Training, data: dict[str, Any], objects: dict[str, Any]) -> str:
     pickles = _is_on(training, _PICKLE) or training._policy.pickles_objects
     text = program_state.encode(data, objects, allow_pickle=pickles)
     unasked = program_state.has_pickle(text) and not _is_on(training, _PICKLE)
-    if unasked and shards.communicator.rank == 0:
+    if unasked and training._shards.communicator.rank == 0:
         _logger.warning(
             "save_checkpoint: client_state or a schedule has objects that JSON has no form for. "
             'They are pickled; only with "checkpoint": {"pickle_client_state": true} will a load '
@@ -73,7 +72,6 @@ def _encode(
 
 
 def save(  # noqa: PLR0913 - the options of the engine's method
-    shards: Shards,
     training: Training,
     directory: str | os.PathLike[str],
     tag: str | None,
@@ -91,12 +89,13 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     Not `blocking`: returns when the states are copied, and `shards.saver` tells the rest. Waits for
     a save before this one. Raises CheckpointError, ConfigError or IoError on every rank.
     """
+    shards = training._shards
     shards.saver.wait()
     folder, node_local = os.fspath(directory), is_node_local(training)
     name = text_of_rank_zero(tag_of(training, tag), shards.communicator, "tag of the checkpoint")
-    data, objects = _data(shards, training, part), _objects(training, client_state)
+    data, objects = _data(training, part), _objects(training, client_state)
     with all_or_none(shards.communicator, "save_checkpoint"):
-        text = _encode(shards, training, data, objects)
+        text = _encode(training, data, objects)
         buffers = saved_buffers.values(training.module)
         # JSON has no infinity: the text of one, as of every other value that it lacks.
         values = json.loads(json.dumps(training.config, default=str), parse_constant=str)
@@ -104,7 +103,7 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     record: shard_files.Record | None = None
     if shards.torch_states is not None:
         record = data["shard_files"] = shard_files.save(shards, folder, name, node_local=node_local)
-        text = _encode(shards, training, data, objects)
+        text = _encode(training, data, objects)
     keep = (shards.settings.checkpoint.keep_last, shards.settings.checkpoint.keep_every)
     arguments = (
         folder, name, text, exclude_frozen, save_latest, configuration, buffers, keep,
@@ -135,10 +134,11 @@ def save(  # noqa: PLR0913 - the options of the engine's method
 
 
 def shared_tag(
-    shards: Shards, training: Training, directory: str | os.PathLike[str], tag: str | None
+    training: Training, directory: str | os.PathLike[str], tag: str | None
 ) -> str | None:
     """The tag of what to load, rank 0's. Collective; where each host keeps its own files, every
     host has the tables of that checkpoint afterwards."""
+    shards = training._shards
     given = text_of_rank_zero("" if tag is None else str(tag), shards.communicator, "tag to load")
     tag = given or None
     if not is_node_local(training):
@@ -154,13 +154,13 @@ def tag_of(training: Training, tag: str | None) -> str:
     return f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
 
 
-def _data(shards: Shards, training: Training, part: dict[str, Any] | None) -> dict[str, Any]:
+def _data(training: Training, part: dict[str, Any] | None) -> dict[str, Any]:
     """The package's own part."""
     return {
         "counters": {"global_steps": training.global_steps, "micro_steps": training.micro_steps},
-        "optimizer": _optimizer_name(shards, training.optimizer),
+        "optimizer": _optimizer_name(training._shards, training.optimizer),
         "model_only": training._saves_model_only,
-        "exact_dtypes": shards.layout.exact_dtypes(),
+        "exact_dtypes": training._shards.layout.exact_dtypes(),
         "data_position": getattr(_data_loader(training), "used", None),
         "part": part,
         "shard_files": None,
@@ -209,11 +209,7 @@ class Wanted:
 
 
 def load(
-    shards: Shards,
-    training: Training,
-    directory: str | os.PathLike[str],
-    tag: str | None,
-    wanted: Wanted,
+    training: Training, directory: str | os.PathLike[str], tag: str | None, wanted: Wanted
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Collective; (path, client_state), or (None, None) when there is no checkpoint.
 
@@ -221,8 +217,8 @@ def load(
     not fit is a CheckpointError on every rank, and nothing has changed. Unpickles what was pickled
     of the client_state and the scheduler's state only if the configuration allows that.
     """
+    shards, folder = training._shards, os.fspath(directory)
     shards.saver.wait()
-    folder = os.fspath(directory)
     if tag is None and not untrusted.is_there(os.path.join(folder, _LATEST)):
         _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
@@ -243,7 +239,7 @@ def load(
                 shard_files.check_record(found.data["shard_files"], folder)
         schedule = wanted.schedule(training, found.objects.get("lr_scheduler"), folder)
     scaler = shards.core.loss_scaler
-    chunks: shard_files.Chunks | None = None
+    chunks: shard_files.Chunks = {}
     if optimizer is not None and shards.external:
         chunks = _read_states(shards, training, folder, found.data["shard_files"], strict=strict)
     if optimizer is None and (is_model or _is_of_another(shards, training, found.data)):
@@ -252,9 +248,11 @@ def load(
         _C.load_checkpoint(shards.core, folder, found.saved.tag, strict)
     saved_buffers.restore(training.module, found.buffers)
     skipped_steps = shards.core.skipped_steps  # of the checkpoint
-    _restore_optimizer(shards, training.optimizer, optimizer, settings, chunks)
-    if optimizer is None:  # as with the states, the engine's own loss scale stays
-        shards.core.set_progress(shards.core.step_count, shards.core.skipped_steps, scaler)
+    if optimizer is not None and settings is not None:
+        optimizer.load_group_settings(settings)
+    shard_files.restore(shards, chunks)
+    if optimizer is None:
+        _begin_anew(training, scaler)
     if schedule:
         training.lr_scheduler.load_state_dict(schedule)
     if wanted.counters:
@@ -320,22 +318,13 @@ def _position(data: dict[str, Any], folder: str) -> dict[str, Any] | None:
     }
 
 
-def _restore_optimizer(
-    shards: Shards,
-    own: ShardOptimizer | None,
-    loaded: ShardOptimizer | None,
-    settings: list[dict[str, Any]] | None,
-    chunks: shard_files.Chunks | None,
-) -> None:
-    """Settings and states of the loaded optimizer; without one the engine's own begins anew."""
-    if loaded is not None:
-        if settings is not None:
-            loaded.load_group_settings(settings)
-        if chunks is not None:
-            shard_files.restore(shards, chunks)
-    elif own is not None:
-        shards.core.reset_optimizer()
-        shards.core.refresh_from_masters()
+def _begin_anew(training: Training, scaler: Any) -> None:
+    """The optimizer, if there is one; as with the states, the engine's own loss scale stays."""
+    core = training._shards.core
+    if training.optimizer is not None:
+        core.reset_optimizer()
+        core.refresh_from_masters()
+    core.set_progress(core.step_count, core.skipped_steps, scaler)
 
 
 def _is_of_another(shards: Shards, training: Training, data: dict[str, Any]) -> bool:

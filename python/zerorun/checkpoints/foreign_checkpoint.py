@@ -23,11 +23,7 @@ _logger = logging.getLogger("zerorun")
 
 
 def load(
-    shards: Shards,
-    training: Training,
-    directory: str | os.PathLike[str],
-    tag: str | None,
-    wanted: Wanted,
+    training: Training, directory: str | os.PathLike[str], tag: str | None, wanted: Wanted
 ) -> tuple[str, dict[str, Any]] | None:
     """As checkpoint.load; None for zerorun's own checkpoints, and where there is none.
 
@@ -35,6 +31,7 @@ def load(
     checkpoint that is damaged or does not fit is a CheckpointError on every rank, and nothing has
     changed. No code that the files name is run.
     """
+    shards = training._shards
     optimizer = training.optimizer if wanted.optimizer_states else None
     with all_or_none(shards.communicator, "load_checkpoint"):
         folder = formats.find(os.fspath(directory), None if tag is None else str(tag))

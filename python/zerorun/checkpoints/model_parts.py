@@ -20,7 +20,6 @@ from zerorun.checkpoints import checkpoint
 from zerorun.checkpoints.checkpoint import Training, Wanted
 from zerorun.interchange import formats
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.shards.shards import Shards
 from zerorun.whole_file import replacing
 
 _logger = logging.getLogger("zerorun")
@@ -64,7 +63,6 @@ def _on_all(ranks: EngineRanks, operation: str) -> Iterator[None]:
 
 
 def save(
-    shards: Shards,
     training: Training,
     directory: str | os.PathLike[str],
     tag: str | None,
@@ -74,7 +72,7 @@ def save(
     **options: Any,
 ) -> str:
     """As checkpoint.save, of all parts. Collective over the job."""
-    ranks = shards.ranks
+    shards, ranks = training._shards, training._shards.ranks
     name = text_of_rank_zero(checkpoint.tag_of(training, tag), ranks.job, "tag of the checkpoint")
     identity = text_of_rank_zero(secrets.token_hex(8), ranks.job, "name of the save")
     folder = os.path.join(os.fspath(directory), name)
@@ -97,7 +95,6 @@ def save(
     try:
         with _on_all(ranks, "save_checkpoint"):
             checkpoint.save(
-                shards,
                 training,
                 folder,
                 _name(ranks.model_rank),
@@ -148,15 +145,11 @@ def _end_save(folder: str, size: int, identity: str, *, save_latest: bool) -> No
 
 
 def load(
-    shards: Shards,
-    training: Training,
-    directory: str | os.PathLike[str],
-    tag: str | None,
-    wanted: Wanted,
+    training: Training, directory: str | os.PathLike[str], tag: str | None, wanted: Wanted
 ) -> tuple[str | None, dict[str, Any] | None]:
     """As checkpoint.load, of all parts. Collective over the job."""
-    ranks = shards.ranks
-    shards.saver.wait()
+    ranks = training._shards.ranks
+    training._shards.saver.wait()
     named = "" if tag is None else str(tag)
     if tag is None and ranks.job.rank == 0:
         named = _latest(os.fspath(directory))
@@ -177,7 +170,7 @@ def load(
                 "a save over this tag did not end; load another tag"
             )
     with _on_all(ranks, "load_checkpoint"):
-        _, client_state = checkpoint.load(shards, training, folder, _name(ranks.model_rank), wanted)
+        _, client_state = checkpoint.load(training, folder, _name(ranks.model_rank), wanted)
     return folder, client_state
 
 

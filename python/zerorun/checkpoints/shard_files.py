@@ -210,7 +210,7 @@ def _check(path: str, size: int, digest: str | None) -> None:
 def restore(shards: Shards, chunks: Chunks) -> None:
     """Gives the optimizer the states of this rank's elements out of what read() returned."""
     names, kept = parameter_names(shards), shards.torch_states
-    for interval in shards.core.state_intervals():
+    for interval in shards.core.state_intervals() if chunks else ():
         name = names[interval.parameter]
         if interval.grad is not None and name in chunks:
             if kept is None:
