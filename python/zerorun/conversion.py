@@ -5,7 +5,6 @@ zerorun ckpt export DIR OUTPUT --to safetensors | bin | dcp
 """
 
 import argparse
-import logging
 import os
 import types
 from collections.abc import Mapping
@@ -24,8 +23,7 @@ from zerorun.interchange.distributed import write_distributed
 from zerorun.interchange.source import Piece, Source, open_own, optimizer_of
 from zerorun.model.model_layout import DTYPES
 from zerorun.optimizers.saved_values import DECOUPLED
-
-_logger = logging.getLogger("zerorun")
+from zerorun.program_warning import logger
 
 _OUTPUTS = ["safetensors", "bin", "dcp", "universal"]  # the last is an error that says more
 # The rule that keeps these states.
@@ -116,7 +114,7 @@ def import_checkpoint(
     _check_apart(folder, directory, target)
     with formats.told(folder):
         for line in tensor_kinds.settle(source, tensors or {}):
-            _logger.warning("%s: %s", folder, line)
+            logger.warning("%s: %s", folder, line)
     states = {tuple(sorted(p.states)) for p in source.parameters.values() if p.trained}
     rules = {_RULES.get(names) for names in states} or {"AdamW"}
     if len(rules) != 1 or None in rules:

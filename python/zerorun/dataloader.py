@@ -1,7 +1,6 @@
 """Data loaders that give each rank its part of a dataset, and resume where they were."""
 
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -11,9 +10,8 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from zerorun import _C
-from zerorun.program_warning import is_number
+from zerorun.program_warning import is_number, logger
 
-_logger = logging.getLogger("zerorun")
 _END = object()  # of an epoch
 _KEYS = ("epoch", "samples", "length")  # of a position
 
@@ -169,7 +167,7 @@ class ResumableLoader(DataLoader[Any]):
         epoch, samples, saved = (state[key] for key in _KEYS)
         length = self._length()
         if saved != length:
-            _logger.warning(
+            logger.warning(
                 "the data has %s samples, but had %s when its position was saved: its epoch %d "
                 "begins anew",
                 *(length, saved, epoch),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
 from zerorun.model.uncopied import Uncopied
 from zerorun.optimizers.optimizer import compare_rates
-from zerorun.program_warning import warn
+from zerorun.program_warning import logger, warn
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
 from zerorun.shards.shards import Policy, Shards, while_alive
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from zerorun.monitor import MonitorMaster
     from zerorun.profiling import FlopsProfile
 
-_logger = logging.getLogger("zerorun")
 _CHECK_EVERY = 100  # steps; looking at the whole model costs more than a step should
 
 
@@ -337,7 +335,7 @@ def _tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list
         if shards.ranks.job.rank == 0:
             then, now = result.loss_scale, shards.core.loss_scale
             text = "step %d was skipped: the gradient overflowed at loss scale %g%s"
-            _logger.info(text, step, then, "" if then == now else f", which is now {now:g}")
+            logger.info(text, step, then, "" if then == now else f", which is now {now:g}")
         return
     job = shards.ranks.job
     finite = bool(torch.tensor(losses).isfinite().all())
@@ -356,7 +354,7 @@ def _tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list
     because = "" if rank == _NO_RANK else f"; the loss of rank {rank} was not finite"
     if rank == _NO_RANK and int(seen) > 0:
         because = "; the losses of all ranks were finite"
-    _logger.warning(
+    logger.warning(
         "step %d was skipped on all ranks: the gradient is not finite%s%s", step, where, because
     )
 

@@ -1,6 +1,5 @@
 """zerorun.initialize: from a PyTorch model and a configuration to an engine."""
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +24,7 @@ from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
 from zerorun.optimizers.optimizer import ZeroOptimizer, rule_of
 from zerorun.optimizers.saved_values import DECOUPLED, is_decoupled
-from zerorun.program_warning import warn
+from zerorun.program_warning import logger, warn
 from zerorun.sequence.groups import data_parallel_size, start_configured
 from zerorun.shards.shards import Shards, take_over
 from zerorun.torch_seam import serve_mixed_norms
@@ -235,7 +234,6 @@ def _log(
     """Logs on rank 0 what was made, and what the configuration's reader found odd."""
     if ranks.job.rank > 0:
         return
-    logger = logging.getLogger("zerorun")
     for warning in parsed.warnings:
         logger.warning("%s", warning)
     stage, names, units = parsed.config.zero.stage, len(layout.names), len(layout.units)

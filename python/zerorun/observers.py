@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import platform
 import weakref
 from collections.abc import Sequence
@@ -14,12 +13,12 @@ import torch
 from zerorun import _C
 from zerorun.engine import ZeroEngine
 from zerorun.metrics.meter import StepMeter
+from zerorun.program_warning import logger
 
 if TYPE_CHECKING:
     from zerorun.metrics.printed import CollectiveTable
 
 
-_logger = logging.getLogger("zerorun")
 _TRACED = (2, 4)  # steps, unless the configuration names others
 
 
@@ -150,11 +149,11 @@ class Timeline:
         line = self._core.end_step(step)
         self._keep_spans()
         if line:
-            _logger.info("%s", line)
+            logger.info("%s", line)
 
 
 def _warn(file: str, last: int) -> None:
-    _logger.warning(
+    logger.warning(
         "the timeline %s was not written: training ended before step %d, the last of "
         "/zerorun/trace/steps",
         file,

@@ -1,11 +1,13 @@
-"""What a program gives and does: numbers, and warnings at the line where it does it."""
+"""What a program gives and does: numbers, and warnings at the line where it does it; its log."""
 
+import logging
 import os
 import sys
 import warnings
 from numbers import Real
 from typing import Any
 
+logger = logging.getLogger("zerorun")
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 

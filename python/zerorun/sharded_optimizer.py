@@ -16,7 +16,7 @@ from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.optimizers.optimizer import ShardOptimizer, rule_of
 from zerorun.optimizers.parameter_states import indices_of
-from zerorun.shards.shards import Shards, take_left
+from zerorun.shards.shards import Shards, take_over
 
 _SETTINGS = {
     "train_micro_batch_size_per_gpu": 1,
@@ -73,7 +73,7 @@ class ShardedOptimizer(ShardOptimizer):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         torch_seam.check()
         torch_state_dicts.serve()
-        take_left(parameter for group in optimizer.param_groups for parameter in group["params"])
+        take_over((p for group in optimizer.param_groups for p in group["params"]), left=True)
         with _shards_of(optimizer) as shards:
             super().__init__(shards, optimizer)
         shards.serve(self)

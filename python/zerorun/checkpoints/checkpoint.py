@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from zerorun.interchange.source import exact_dtypes_of, open_own
 from zerorun.model import buffers as saved_buffers
 from zerorun.optimizers import saved_values
 from zerorun.optimizers.optimizer import ShardOptimizer
+from zerorun.program_warning import logger
 from zerorun.shards.shards import Policy, Shards
 
-_logger = logging.getLogger("zerorun")
 _LATEST = "latest"
 _PICKLE = "pickle_client_state"  # what JSON has no form for is pickled and unpickled
 
@@ -63,7 +62,7 @@ def _encode(training: Training, data: dict[str, Any], objects: dict[str, Any]) -
     text = program_state.encode(data, objects, allow_pickle=pickles)
     unasked = program_state.has_pickle(text) and not _is_on(training, _PICKLE)
     if unasked and training._shards.communicator.rank == 0:
-        _logger.warning(
+        logger.warning(
             "save_checkpoint: client_state or a schedule has objects that JSON has no form for. "
             'They are pickled; only with "checkpoint": {"pickle_client_state": true} will a load '
             "read them, since that runs the pickle's code"
@@ -220,7 +219,7 @@ def load(
     shards, folder = training._shards, os.fspath(directory)
     shards.saver.wait()
     if tag is None and not untrusted.is_there(os.path.join(folder, _LATEST)):
-        _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
+        logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
     optimizer = training.optimizer if wanted.optimizer_states else None
     settings: list[dict[str, Any]] | None = None
@@ -231,7 +230,7 @@ def load(
         position = _position(found.data, folder)
         is_model = found.data.get("model_only") is True
         if is_model and optimizer is not None:
-            _logger.warning("%s has a model alone: optimizer states begin anew", folder)
+            logger.warning("%s has a model alone: optimizer states begin anew", folder)
             optimizer = None
         if optimizer is not None:
             settings = _settings(shards, optimizer, found.data, found.objects, folder)

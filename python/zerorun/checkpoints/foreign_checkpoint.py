@@ -1,6 +1,5 @@
 """Continuing from another program's checkpoint, as load_checkpoint does from zerorun's."""
 
-import logging
 import os
 from typing import Any
 
@@ -17,9 +16,8 @@ from zerorun.model import buffers as saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
 from zerorun.optimizers.optimizer_probe import state_names
 from zerorun.optimizers.saved_values import DECOUPLED, check_groups, with_own_decay
+from zerorun.program_warning import logger
 from zerorun.shards.shards import Shards
-
-_logger = logging.getLogger("zerorun")
 
 
 def load(
@@ -43,7 +41,7 @@ def load(
         if wanted.strict:
             saved_buffers.check(training.module, buffers, folder)
         if source.is_model and optimizer is not None:
-            _logger.warning("%s is %s: optimizer states begin anew", folder, source.format)
+            logger.warning("%s is %s: optimizer states begin anew", folder, source.format)
             optimizer = None
         filling = Filling(shards, source, strict=wanted.strict, states=optimizer is not None)
         settings: list[dict[str, Any]] = []

@@ -6,7 +6,6 @@ that it replaces aside, as ``<tag>.previous``: a load takes that until the new o
 """
 
 import contextlib
-import logging
 import os
 import re
 import secrets
@@ -20,9 +19,9 @@ from zerorun.checkpoints import checkpoint
 from zerorun.checkpoints.checkpoint import Training, Wanted
 from zerorun.interchange import formats
 from zerorun.model.engine_ranks import EngineRanks
+from zerorun.program_warning import logger
 from zerorun.whole_file import replacing
 
-_logger = logging.getLogger("zerorun")
 _PART = re.compile(r"mp_rank_(\d\d+)")
 _LATEST, _MANIFEST, _PREVIOUS = "latest", "checkpoint.json", ".previous"
 
@@ -179,7 +178,7 @@ def _loadable(directory: str, tag: str, size: int) -> str:
     folder = os.path.join(directory, tag)
     if _is_complete(folder, size) or not _is_complete(folder + _PREVIOUS, size):
         return tag
-    _logger.warning(
+    logger.warning(
         "%s: a save over this tag did not end; loading the one before it, %s%s",
         folder,
         tag,

@@ -1,7 +1,6 @@
 """StepMeter: measures an engine's steps and tells its listeners. Stopwatch: times a part of one."""
 
 import functools
-import logging
 import math
 import os
 import resource
@@ -14,6 +13,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.metrics.work import StepWork
+from zerorun.program_warning import logger
 
 Metrics = dict[str, Any]  # of one step; docs/metrics.md has the names
 Listener = Callable[[Metrics], Any]
@@ -21,8 +21,6 @@ Listener = Callable[[Metrics], Any]
 Span = tuple[str, float, float]  # what, begin and end in seconds of time.perf_counter()
 COMPUTE, DATA, SAVE = 0, 1, 3  # StepPart: what a rank does with its time
 Part = tuple[Callable[[int], int], int, int | None]
-
-_logger = logging.getLogger("zerorun")
 
 
 class StepMeter:
@@ -158,7 +156,7 @@ class StepMeter:
                 listener(metrics)
             except Exception as error:
                 self.listeners.remove(listener)
-                _logger.warning(
+                logger.warning(
                     "step %d: the listener %s failed and gets no more steps: %s: %s",
                     metrics["step"],
                     getattr(listener, "__qualname__", type(listener).__name__),

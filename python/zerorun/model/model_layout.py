@@ -1,7 +1,6 @@
 """A PyTorch model as an engine sees it: its parameters, once each, with their groups."""
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from zerorun.model import dtypes
 from zerorun.model.engine_ranks import EngineRanks, Mesh, check_mesh
 from zerorun.model.local_tensor import check_placements, is_distributed, local_of
 from zerorun.model.units import Unit, UnitPolicy, find_units, plain_name
+from zerorun.program_warning import logger
 
 DTYPES = {name: dtypes.CORE_DTYPES[name] for name in ("fp32", "bf16", "fp16")}  # that are trained
 
@@ -305,7 +305,7 @@ def warn_of_different_replicas(layout: ModelLayout, ranks: EngineRanks) -> None:
     others = [json.loads(text) for text in texts_of_all(json.dumps(found), ranks.tensor)]
     apart = [n for n, value in found.items() if any(o.get(n, value) != value for o in others)]
     if apart and ranks.tensor.rank == 0:
-        logging.getLogger("zerorun").warning(
+        logger.warning(
             "%d parameters differ between tensor-parallel ranks %s, and are not marked as parts; "
             "the first is %s. Norms count them on the first of these ranks only, and copies that "
             "begin apart stay apart: seed them alike, or mark them (parameter.model_parallel = "

@@ -2,7 +2,6 @@
 
 import csv
 import importlib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from zerorun import _C
 from zerorun.metrics.files import is_figure
+from zerorun.program_warning import logger
 
 __all__ = [
     "CometMonitor",
@@ -156,7 +156,6 @@ SECTIONS: dict[str, type[Monitor]] = {
     "wandb": WandbMonitor,
     "comet": CometMonitor,
 }
-_logger = logging.getLogger("zerorun")
 
 
 class MonitorMaster:
@@ -212,7 +211,7 @@ class MonitorMaster:
 
     def _leave_out(self, name: str, error: Exception) -> None:
         self.failed.append(name)
-        _logger.warning(
+        logger.warning(
             "the monitor %s failed and gets no more; all else goes on: %s: %s",
             name,
             type(error).__name__,

@@ -1,7 +1,6 @@
 """Saves that the core writes while the training goes on."""
 
 import atexit
-import logging
 import os
 import sys
 import weakref
@@ -9,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerorun import _C
-
-_logger = logging.getLogger("zerorun")
+from zerorun.program_warning import logger
 
 
 class BackgroundSaver:
@@ -91,7 +89,7 @@ def _end(reference: weakref.ref[BackgroundSaver]) -> None:
     try:
         saver.close()
     except Exception as error:
-        _logger.error("a checkpoint could not be saved: %s", error)
+        logger.error("a checkpoint could not be saved: %s", error)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from zerorun.model.partition import Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition, own_nbytes
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
+from zerorun.program_warning import logger
 from zerorun.shards.background_saver import BackgroundSaver
 from zerorun.shards.parameters import (
     AssignedGradients,
@@ -35,7 +35,6 @@ from zerorun.shards.parameters import (
 from zerorun.shards.torch_optimizer import TorchStates
 
 _ATTRIBUTE = "_zerorun_shards"
-_logger = logging.getLogger("zerorun")
 
 
 @dataclass(frozen=True)
@@ -83,22 +82,11 @@ def _register_before(tensor: Any, hook: Callable[..., Any]) -> Any:
     return handle
 
 
-def take_over(parameters: Iterable[nn.Parameter]) -> None:
-    """Ends the engines that parameters belong to, so that they can be given to another one.
-
-    As Shards.close, also in what is collective.
-    """
-    found = dict.fromkeys(shards_of(parameter) for parameter in parameters)
-    for shards in found:
-        if shards is not None:
-            shards.close()
-
-
-def take_left(parameters: Iterable[nn.Parameter]) -> None:
-    """Ends the engines of parameters that nobody steps any more. As Shards.close, also in what is
-    collective."""
+def take_over(parameters: Iterable[nn.Parameter], *, left: bool = False) -> None:
+    """Ends the engines that parameters belong to, so that they can be given to another one; `left`:
+    those that nobody steps any more. As Shards.close, also in what is collective."""
     for shards in dict.fromkeys(map(shards_of, parameters)):
-        if shards is not None and shards.is_left:
+        if shards is not None and (shards.is_left or not left):
             shards.close()
 
 
@@ -191,7 +179,7 @@ class Shards:
         try:
             self.close(as_before=True)
         except Exception as problem:  # the error that says why is the block's
-            _logger.error(
+            logger.error(
                 "the model's parameters could not be given back (%s): make the model anew", problem
             )
 

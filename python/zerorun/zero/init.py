@@ -1,7 +1,6 @@
 """zero.Init: a model whose parameters are partitioned as soon as each module is made."""
 
 import functools
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,9 +21,8 @@ from zerorun.model.model_layout import DTYPES
 from zerorun.model.partition import edits_are_refused, partition_of
 from zerorun.model.private_partition import PrivatePartition
 from zerorun.process_state import STATE
+from zerorun.program_warning import logger
 from zerorun.zero.gathered import GatheredParameters
-
-_logger = logging.getLogger("zerorun")
 
 
 class Init:
@@ -77,7 +75,7 @@ class Init:
         if not enabled:
             return
         if zero_quantized_weights or zero_quantized_nontrainable_weights:
-            _logger.warning(
+            logger.warning(
                 "zero.Init: zero_quantized_weights and zero_quantized_nontrainable_weights count "
                 "where they are keys of the configuration that initialize is given"
             )
