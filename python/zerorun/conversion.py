@@ -135,19 +135,15 @@ def import_checkpoint(
             engine.lr_scheduler = types.SimpleNamespace(state_dict=lambda: source.lr_scheduler)
         engine._saves_model_only = not with_states
         if engine.optimizer is not None:  # something is trained
-            engine.optimizer.unknown = _unknown(engine.optimizer.group_settings(), source)
+            # The hyperparameters of which the source says nothing.
+            known = {key for group in source.param_groups or [] for key in group}
+            known |= set() if source.decoupled is None else {DECOUPLED}
+            own = {key for group in engine.optimizer.group_settings() for key in group}
+            engine.optimizer.unknown = frozenset(own - known)
         engine.save_checkpoint(directory, None, client_state)
         return target
     finally:
         engine.destroy()
-
-
-def _unknown(groups: list[dict[str, Any]], source: Source) -> frozenset[str]:
-    """The hyperparameters of an engine's groups of which the source says nothing."""
-    known = {key for group in source.param_groups or [] for key in group}
-    if source.decoupled is not None:
-        known.add(DECOUPLED)
-    return frozenset(key for group in groups for key in group if key not in known)
 
 
 def _check_apart(folder: str, directory: str, target: str) -> None:
@@ -263,26 +259,22 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _kinds(given: list[str]) -> dict[str, str]:
-    kinds = dict(text.rpartition("=")[::2] for text in given)
-    if "" in kinds:
-        raise _C.ConfigError(f"--tensor: got {given}, expected NAME=KIND")
-    return kinds
-
-
 def _run(options: argparse.Namespace, bar: ProgressBar) -> list[str]:
     """The files or folders that were written."""
     given = options.source if options.command == "import" else options.directory
     if not os.path.isdir(given):
         raise _C.ConfigError(f"{given}: no such folder")
     if options.command == "import":
+        kinds = dict(text.rpartition("=")[::2] for text in options.tensor)
+        if "" in kinds:
+            raise _C.ConfigError(f"--tensor: got {options.tensor}, expected NAME=KIND")
         made = import_checkpoint(
             options.source,
             options.directory,
             tag=options.tag,
             dtype=options.dtype,
             offload=options.offload,
-            tensors=_kinds(options.tensor),
+            tensors=kinds,
         )
         return [made]
     if options.to == "universal":

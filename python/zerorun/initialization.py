@@ -82,10 +82,17 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     torch_seam.check()
     devices.make_current(devices.local_device())  # before anything is asked of PyTorch's groups
     mesh = mesh_of(mpu, device_mesh, mesh_param)
-    parsed, given = _parse(config)
+    if not isinstance(config, str | os.PathLike | Mapping):
+        raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
+    parsed = configuration.of_any_form(config)
+    given = dict(config) if isinstance(config, Mapping) else configuration.read(config)
     parsed = _with_mesh(parsed, given, mesh)
     settings = parsed.config
-    _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
+    for name, own in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
+        if own is not None and configuration.given_values(parsed, name):
+            raise _C.ConfigError(
+                f"/{name}: the program brings one and the configuration names one: leave one out"
+            )
     world = communicator.world(settings.comm_timeout_s)
     if mesh is None:
         communicator.check_not_alone("initialize", "device_mesh")
@@ -250,22 +257,6 @@ def _log(
     logger.info(what, stage, ranks.data.world_size, kind, names, units)
     if ranks.model_size > 1:
         logger.info("%d parts of the model, each on so many ranks", ranks.model_size)
-
-
-def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:
-    """The configuration, checked, and as it was given."""
-    if not isinstance(config, str | os.PathLike | Mapping):
-        raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
-    parsed = configuration.of_any_form(config)
-    return parsed, dict(config) if isinstance(config, Mapping) else configuration.read(config)
-
-
-def _check_sources(parsed: configuration.ParsedConfig, **given: Any) -> None:
-    for name, value in given.items():
-        if value is not None and configuration.given_values(parsed, name):
-            raise _C.ConfigError(
-                f"/{name}: the program brings one and the configuration names one: leave one out"
-            )
 
 
 def _basic_optimizer(

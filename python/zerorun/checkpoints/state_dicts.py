@@ -212,7 +212,12 @@ class _Given:
         self._values = values
         self._ranks = shards.communicator
         self._broadcast = info.broadcast_from_rank0
-        kinds = {name: _kind_of(value) for name, value in values.items()}
+        kinds = {  # shape and dtype; of what is no tensor, its type
+            name: (list(value.shape), str(value.dtype).removeprefix("torch."))
+            if isinstance(value, torch.Tensor)
+            else ([], type(value).__name__)
+            for name, value in values.items()
+        }
         text = json.dumps(kinds, sort_keys=True)
         first = text_of_rank_zero(text, self._ranks, "names of the state dict")
         with all_or_none(self._ranks, "set_state_dict"):
@@ -239,13 +244,6 @@ class _Given:
             return values
         value = self._values[name].to(device)
         return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-def _kind_of(value: Any) -> tuple[list[int], str]:
-    """Shape and dtype; of what is no tensor, its type."""
-    if not isinstance(value, torch.Tensor):
-        return [], type(value).__name__
-    return list(value.shape), str(value.dtype).removeprefix("torch.")
 
 
 def load_model(

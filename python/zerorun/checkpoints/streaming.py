@@ -128,7 +128,12 @@ class ParameterStream(Iterator[ParameterBucket]):
         check_one_model(model, ranks)
         self._adapters = MergedAdapters(model) if merge_adapters else None
         count = ranks.job.world_size if owners == "all" else 1
-        capacity = min(bucket_bytes, _room(engine, dtype))
+        tensors = [(shape.numel(), p.dtype) for p, shape in engine._layout.shapes.items()]
+        tensors += [(buffer.numel(), buffer.dtype) for buffer in model.buffers()]
+        widest = 0 if dtype is None else dtype.itemsize
+        # No more than is enough for the whole model.
+        room = sum(n * max(own.itemsize, widest) + _ALIGNMENT for n, own in tensors)
+        capacity = min(bucket_bytes, room)
         self._round_of = count, ranks.job.rank, capacity, engine.device
         engine._shards.release_all()
         engine._shards.finish_updates()
@@ -227,14 +232,6 @@ class ParameterStream(Iterator[ParameterBucket]):
     def _name(self, key: str) -> str:
         name = plain_name(key)
         return name if self._adapters is None else self._adapters.name(name)
-
-
-def _room(engine: Any, dtype: torch.dtype | None) -> int:
-    """Bytes that are enough for the whole model."""
-    tensors = [(shape.numel(), p.dtype) for p, shape in engine._layout.shapes.items()]
-    tensors += [(buffer.numel(), buffer.dtype) for buffer in engine.module.buffers()]
-    widest = 0 if dtype is None else dtype.itemsize
-    return sum(numel * max(own.itemsize, widest) + _ALIGNMENT for numel, own in tensors)
 
 
 def _hash_of(values: torch.Tensor) -> bytes:

@@ -168,11 +168,14 @@ class Filling:
             written = 0
             own_dtype = {self._shards.layout.ids[p] for p in self._shards.layout.own_dtype}
             for index, found in self._found.items():
-                if index in own_dtype:
-                    self._write_bytes(index, found)
-                else:
-                    for interval in core.state_intervals(index):
+                # A frozen parameter in a dtype of its own is written bit by bit.
+                values = as_bytes(found.full().flatten()) if index in own_dtype else None
+                for interval in core.state_intervals(index):
+                    if values is None:
                         self._write(interval, found)
+                    else:
+                        part = values[interval.begin : interval.begin + interval.numel]
+                        tensor_of(interval.param).copy_(part)
                 written += found.numel  # which is the same on all ranks
                 if written > _ACCEPTED_NUMEL:
                     core.accept_changes()
@@ -206,13 +209,6 @@ class Filling:
                 targets[f"{name}_scale"].copy_(coded[1])
             else:
                 _copy(targets[name], read)
-
-    def _write_bytes(self, index: int, found: SourceParameter) -> None:
-        """A frozen parameter in a dtype of its own, bit by bit."""
-        values = as_bytes(found.full().flatten())
-        for interval in self._shards.core.state_intervals(index):
-            part = values[interval.begin : interval.begin + interval.numel]
-            tensor_of(interval.param).copy_(part)
 
     def _put(self, interval: _C.StateInterval, found: SourceParameter) -> None:
         """States of an optimizer of torch's."""

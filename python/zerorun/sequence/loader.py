@@ -123,7 +123,11 @@ class SequenceLoader:
             batch["shift_labels"] = F.pad(batch.pop("labels"), (0, 1), value=-100)[..., 1:]
         length = ids.shape[1] // self._size
         own = slice(self._rank * length, (self._rank + 1) * length)
-        return {name: _part(name, value, own) for name, value in batch.items()}
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                part = value if name in _BOUNDS else value[:, own].contiguous()
+                batch[name] = part.cpu()
+        return batch
 
 
 def _positions(ids: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
@@ -133,12 +137,6 @@ def _positions(ids: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
         begins = bounds[:-1].to(index.dtype)
         index = index - begins[torch.searchsorted(begins, index, right=True) - 1]
     return index.expand(ids.shape)
-
-
-def _part(name: str, value: Any, own: slice) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return (value if name in _BOUNDS else value[:, own].contiguous()).cpu()
 
 
 def _problem(batch: Any, size: int) -> str | None:

@@ -152,7 +152,9 @@ class Init:
 
     def _partition(self, module: nn.Module) -> None:
         for parameter in module.parameters(recurse=False):
-            if parameter.is_meta or partition_of(parameter) is not None or _is_raw(parameter):
+            # bitsandbytes quantizes it when it is moved, which takes all of it, or keeps a copy.
+            raw = getattr(parameter, "bnb_quantized", None) is False or keeps_a_copy(parameter)
+            if parameter.is_meta or partition_of(parameter) is not None or raw:
                 continue
             cast = parameter.dtype in DTYPES.values() and not is_packed(parameter)
             dtype = self._dtype if cast else None
@@ -165,12 +167,6 @@ class Init:
             label = "initial values under zero.Init"
             made = PrivatePartition(parameter, self._communicator, self._ranks, self._home, label)
             made.refuses_edits = self._refuses_edits
-
-
-def _is_raw(parameter: nn.Parameter) -> bool:
-    """True for weights that bitsandbytes will quantize when they are moved, which takes all of
-    them, or of which its layers keep a copy."""
-    return getattr(parameter, "bnb_quantized", None) is False or keeps_a_copy(parameter)
 
 
 def _ranks_of(sequence_group: Any, data_group: Any, mpu: Any) -> tuple[int, ...] | None:

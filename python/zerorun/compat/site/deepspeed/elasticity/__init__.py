@@ -117,7 +117,13 @@ def compute_elastic_config(
     counts_hosts = section.version == _BY_HOSTS
     ranks = world_size
     if not ranks and (counts_hosts or return_microbatch):
-        ranks = _world_size(section.version)
+        text = os.environ.get("WORLD_SIZE")
+        if text is None or not text.isnumeric():
+            raise ElasticityConfigError(
+                f"elasticity {section.version} needs the number of ranks: give world_size, or set "
+                f"WORLD_SIZE (it is {text})"
+            )
+        ranks = int(text)
     try:
         found = _C.elastic_batch(section, int(ranks))
     except zerorun.ConfigError as error:
@@ -159,13 +165,3 @@ def _check_version(target: str) -> None:
         raise ElasticityError(
             f"DeepSpeed {target} has no elasticity, which came with {MINIMUM_DEEPSPEED_VERSION}"
         )
-
-
-def _world_size(version: float) -> int:
-    text = os.environ.get("WORLD_SIZE")
-    if text is None or not text.isnumeric():
-        raise ElasticityConfigError(
-            f"elasticity {version} needs the number of ranks: give world_size, or set WORLD_SIZE "
-            f"(it is {text})"
-        )
-    return int(text)

@@ -68,7 +68,10 @@ def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
             _refuse_null(section, adapted[section], known[section]["properties"])
     fp16, zero = adapted.get("fp16"), adapted.get("zero_optimization")
     if isinstance(fp16, Mapping):
-        adapted["fp16"] = _fp16_as_read(fp16)
+        adapted["fp16"] = fp16 = with_numbers(fp16)
+        check_dynamic(fp16)
+        for key in () if _is_dynamic(fp16) else _OF_DYNAMIC_SCALE:
+            fp16.pop(key, None)  # what has no effect there
     if isinstance(zero, Mapping):
         adapted["zero_optimization"] = _without_needless_offload(zero)
     return adapted
@@ -158,14 +161,6 @@ def check_dynamic(fp16: Mapping[str, Any]) -> None:
                 f"/fp16/{key}: got {fp16[key]}, expected more than 0 with a dynamic loss scale "
                 "(loss_scale 0)"
             )
-
-
-def _fp16_as_read(fp16: Mapping[str, Any]) -> dict[str, Any]:
-    """The section without what has no effect there."""
-    found = with_numbers(fp16)
-    check_dynamic(found)
-    ignored = () if _is_dynamic(found) else _OF_DYNAMIC_SCALE
-    return {key: value for key, value in found.items() if key not in ignored}
 
 
 # --- the sequence parallelism that an mpu, or groups that there are, ask for ---
