@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -188,12 +189,8 @@ class ShardOptimizer(torch.optim.Optimizer):
             if "eps" in group:
                 target.eps = float(group["eps"])
 
-    @property
-    def loss_scale(self) -> float:
-        """The factor of the loss in backward; 1 unless parameters are fp16."""
-        return self.shards.core.loss_scale
-
-    cur_scale = loss_scale
+    # The factor of the loss in backward; 1 unless parameters are fp16.
+    loss_scale = cur_scale = property(attrgetter("shards.core.loss_scale"))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "shards"):

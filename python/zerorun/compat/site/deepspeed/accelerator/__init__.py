@@ -260,15 +260,9 @@ class CUDA_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
     def range_pop(self, domain: Any = None) -> None:
         torch.cuda.nvtx.range_pop()
 
-    def memory_cached(self, device_index: Any = None) -> int:
-        return torch.cuda.memory_reserved(device_index)
-
-    def max_memory_cached(self, device_index: Any = None) -> int:
-        return torch.cuda.max_memory_reserved(device_index)
-
-    def reset_max_memory_allocated(self, device_index: Any = None) -> None:
-        torch.cuda.reset_peak_memory_stats(device_index)
-
+    memory_cached = staticmethod(torch.cuda.memory_reserved)
+    max_memory_cached = staticmethod(torch.cuda.max_memory_reserved)
+    reset_max_memory_allocated = staticmethod(torch.cuda.reset_peak_memory_stats)
     reset_max_memory_cached = reset_max_memory_allocated
 
     def total_memory(self, device_index: Any = None) -> int:

@@ -154,16 +154,8 @@ class _LossScaler:
         self.consecutive_hysteresis = settings.consecutive_hysteresis
         self.dynamic = self.dynamic_loss_scale = engine.dynamic_loss_scale()
 
-    @property
-    def loss_scale(self) -> float:
-        return self._engine.loss_scale()
-
-    cur_scale = loss_scale
-
-    @property
-    def cur_iter(self) -> int:
-        """Steps until now, with those that were skipped."""
-        return self._engine.global_steps
+    loss_scale = cur_scale = property(lambda self: self._engine.loss_scale())
+    cur_iter = property(attrgetter("_engine.global_steps"))  # with those that were skipped
 
 
 # What reaches the thing that a script looked for in DeepSpeed's optimizer.
@@ -195,6 +187,14 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     fused_rule = property(attrgetter("shards.settings.optimizer.type"))
     clip_grad = property(attrgetter("shards.settings.gradient_clipping"))
     loss_scale_config = property(attrgetter("loss_scaler"))  # the name at stage 0
+    dynamic_loss_scale = property(lambda self: self.engine.dynamic_loss_scale())
+    # Of the parameters; the second is the name at stage 0.
+    dtype = low_precision_dtype = property(lambda self: self.engine.get_data_types()[0])
+    bit16_groups = fp16_groups = property(
+        lambda self: [list(group["params"]) for group in self.param_groups]
+    )
+    # The norm of the last step's gradient, before clipping.
+    _global_grad_norm = property(attrgetter("engine.grad_norm"))
 
     @property
     def adam_w_mode(self) -> bool | None:
@@ -208,16 +208,6 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     @functools.cached_property
     def loss_scaler(self) -> _LossScaler:
         return _LossScaler(self.engine)
-
-    @property
-    def dynamic_loss_scale(self) -> bool:
-        return self.engine.dynamic_loss_scale()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.engine.get_data_types()[0]
-
-    low_precision_dtype = dtype  # the name at stage 0
 
     @property
     def averaged_gradients(self) -> dict[int, list[torch.Tensor | None]]:
@@ -253,17 +243,6 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         """The same, each group as one tensor. Collective."""
         empty = torch.empty(0, device=self.shards.device)
         return [torch.cat([empty, *map(torch.flatten, group)]) for group in self.fp32_groups]
-
-    @property
-    def bit16_groups(self) -> list[list[nn.Parameter]]:
-        return [list(group["params"]) for group in self.param_groups]
-
-    fp16_groups = bit16_groups
-
-    @property
-    def _global_grad_norm(self) -> float | None:
-        """The norm of the last step's gradient, before clipping."""
-        return self.engine.get_global_grad_norm()
 
     def get_fp32_grad_partitions(self) -> dict[int, dict[int, torch.Tensor | None]]:
         """Likewise, by group and place there."""

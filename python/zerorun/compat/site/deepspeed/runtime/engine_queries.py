@@ -136,9 +136,19 @@ _PROPERTIES: dict[str, Callable[[Any], Any]] = {
         engine.micro_steps * engine.batch.micro_batch_size * engine.dp_world_size
     ),
     "has_moe_layers": lambda engine: bool(engine.moe_layers),
+    "inside_no_sync_ctxt": attrgetter("_core.no_sync"),
     "is_compiled": attrgetter("_is_compiled"),
     "local_rank": lambda _: zerorun._C.rank_from_environment().local_rank,
+    "moe_layers": lambda engine: [m for m in engine.module.modules() if isinstance(m, MoE)],
     "mp_world_size": attrgetter("_ranks.model_size"),
+    "num_experts": lambda engine: [layer.num_experts for layer in engine.moe_layers],
+    "param_names": lambda engine: {p: name for name, p in engine.module.named_parameters()},
+    "seq_dp_world_size": lambda engine: dist.get_world_size(engine.seq_data_parallel_group),
+    "seq_parallel_group": lambda engine: (
+        groups._get_sequence_parallel_group() if engine.sequence_parallel_size > 1 else None
+    ),
+    "sequence_parallel_size": lambda _: groups._get_sequence_parallel_world_size(),
+    "sparse_tensor_module_names": lambda _: set(),  # gradients of embeddings are dense
     "world_size": attrgetter("_ranks.job.world_size"),
 }
 # Parts that zerorun does not have, which are therefore off.
@@ -225,11 +235,6 @@ class EngineAttributes(ConfigQueries):
     torch_autocast_z0_gradscaler = None  # fp16 has the engine's own loss scale
     losses = None
 
-    @property
-    def sparse_tensor_module_names(self) -> set[str]:
-        """Gradients of embeddings are dense."""
-        return set()
-
     @functools.cached_property
     def timers(self) -> SynchronizedWallClockTimer:
         """For timers of the script's own; the engine's figures are its metrics."""
@@ -250,14 +255,6 @@ class EngineAttributes(ConfigQueries):
     def enable_backward_allreduce(self, enable: bool) -> None:
         self._core.no_sync = not enable
 
-    @property
-    def inside_no_sync_ctxt(self) -> bool:
-        return self._core.no_sync
-
-    @property
-    def param_names(self) -> dict[nn.Parameter, str]:
-        return {parameter: name for name, parameter in self.module.named_parameters()}
-
     @functools.cached_property
     def _config(self) -> DeepSpeedConfig:
         """The configuration as typed values."""
@@ -268,26 +265,6 @@ class EngineAttributes(ConfigQueries):
         self.mesh_device = groups.mesh_device
         self.data_parallel_group = groups._get_data_parallel_group()
         self.seq_data_parallel_group = groups._get_sequence_data_parallel_group()
-
-    @property
-    def seq_parallel_group(self) -> Any:
-        return groups._get_sequence_parallel_group() if self.sequence_parallel_size > 1 else None
-
-    @property
-    def seq_dp_world_size(self) -> int:
-        return dist.get_world_size(self.seq_data_parallel_group)
-
-    @property
-    def sequence_parallel_size(self) -> int:
-        return groups._get_sequence_parallel_world_size()
-
-    @property
-    def moe_layers(self) -> list[MoE]:
-        return [module for module in self.module.modules() if isinstance(module, MoE)]
-
-    @property
-    def num_experts(self) -> list[int]:
-        return [layer.num_experts for layer in self.moe_layers]
 
     def check_tag(self, tag: str | None) -> None:
         """Ranks that name different tags are an error or a warning, as tag_validation says.

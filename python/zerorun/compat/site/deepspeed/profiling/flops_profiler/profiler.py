@@ -1,6 +1,7 @@
 """DeepSpeed's profiler of floating point operations on zerorun's."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -73,17 +74,9 @@ class FlopsProfiler:
         self.started = False
         self._profile = getattr(ds_engine, "flops_profile", None) or profiling.FlopsProfile(model)
 
-    @property
-    def flops(self) -> int:
-        return self._profile.total.flops
-
-    @property
-    def macs(self) -> int:
-        return self._profile.total.macs
-
-    @property
-    def params(self) -> int:
-        return self._profile.total.parameters
+    flops = property(attrgetter("_profile.total.flops"))
+    macs = property(attrgetter("_profile.total.macs"))
+    params = property(attrgetter("_profile.total.parameters"))
 
     def start_profile(self, ignore_list: Sequence[type[nn.Module]] | None = None) -> None:
         self._profile = profiling.FlopsProfile(self.model, tuple(ignore_list or ()))

@@ -9,6 +9,7 @@ from collections import namedtuple
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from zerorun import ConfigError
 from zerorun.experts import group_of_this_rank
@@ -70,11 +71,8 @@ class ProcessTopology:
         """The ranks that differ along this axis only, for each place on the other axes."""
         if axis not in self.axes:
             return []
-        number = self.axes.index(axis)
-        found: dict[tuple[int, ...], list[int]] = {}
-        for place, rank in self.mapping.items():
-            found.setdefault(place[:number] + place[number + 1 :], []).append(rank)
-        return list(found.values())
+        ranks = torch.arange(self.world_size()).view(self.dims)
+        return ranks.movedim(self.axes.index(axis), -1).reshape(-1, self.get_dim(axis)).tolist()
 
     def filter_match(self, **filter_kwargs: int) -> list[int]:
         """The ranks whose place has these numbers."""
@@ -145,15 +143,9 @@ class PipelineParallelGrid:
             "slice": group_of_this_rank(topology.get_axis_comm_lists("model") or alone),
         }
 
-    @property
-    def dp_groups(self) -> list[list[int]]:
-        """The ranks with the same part of the model, for each part."""
-        return self._topo.get_axis_comm_lists("data")
-
-    @property
-    def pipe_groups(self) -> list[list[int]]:
-        """The ranks of the stages of each pipeline."""
-        return self._topo.get_axis_comm_lists("pipe")
+    # The ranks with the same part of the model, for each part, and those of each pipeline's stages.
+    dp_groups = property(lambda self: self._topo.get_axis_comm_lists("data"))
+    pipe_groups = property(lambda self: self._topo.get_axis_comm_lists("pipe"))
 
     @property
     def p2p_groups(self) -> list[list[int]]:
