@@ -7,6 +7,7 @@ from typing import Any
 from zerorun import _C
 from zerorun.command_line import ProgressBar
 from zerorun.metrics import files as metrics_files
+from zerorun.metrics.files import parse_line
 from zerorun.report.timeline import find_trace, read_timeline
 
 _RANK_IN_NAME = re.compile(r"\.rank(\d+)$")
@@ -50,7 +51,7 @@ class Run:
 
     def add_line(self, text: str, rank: int, where: Path) -> int:
         """The rank that the next lines belong to."""
-        line = metrics_files.parse_line(text)
+        line = parse_line(text)
         if line is None:
             self.bad_lines += 1
         elif "zerorun_metrics" in line:
