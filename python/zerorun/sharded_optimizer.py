@@ -115,8 +115,12 @@ class ShardedOptimizer(ShardOptimizer):
         """
         shards = self.shards
         chunks: Chunks = {}
-        for name, *chunk in _all_gather(own_chunks(shards), shards.communicator):
-            chunks.setdefault(name, []).append(tuple(chunk))
+        stream = io.BytesIO()
+        torch.save(own_chunks(shards), stream)
+        for data in bytes_of_all(stream.getvalue(), shards.communicator, "optimizer states"):
+            loaded = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+            for name, *chunk in loaded:
+                chunks.setdefault(name, []).append(tuple(chunk))
         if shards.communicator.rank != to:
             return
         states = {}
@@ -149,13 +153,3 @@ class ShardedOptimizer(ShardOptimizer):
             groups.append(kept | {"params": list(range(start, start + count))})
             start += count
         return {"state": self._consolidated, "param_groups": groups}
-
-
-def _all_gather(mine: list[Any], ranks: _C.Communicator) -> list[Any]:
-    """The lists of all ranks, one after the other."""
-    stream = io.BytesIO()
-    torch.save(mine, stream)
-    gathered = []
-    for data in bytes_of_all(stream.getvalue(), ranks, "optimizer states"):
-        gathered += torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    return gathered

@@ -163,16 +163,13 @@ class CollectiveTable:
             latency = 1e3 * (end - begin)
             self.timed.setdefault(op, {}).setdefault(nbytes, Timed()).add(latency)
             if self._verbose and self._communicator.rank == 0:
-                self._print(op, label, nbytes, latency)
+                rate, bus = bandwidths_gbps(op, nbytes, latency, self._communicator.world_size)
+                name = f"{op} of {label}" if self._debug else op
+                announce(
+                    f"comm op: {name} | time (ms): {latency:.2f} | msg size: {size_text(nbytes)} | "
+                    f"algbw (Gbps): {rate:.2f} | busbw (Gbps): {bus:.2f}"
+                )
         return rows
-
-    def _print(self, op: str, label: str, nbytes: int, latency_ms: float) -> None:
-        rate, bus = bandwidths_gbps(op, nbytes, latency_ms, self._communicator.world_size)
-        name = f"{op} of {label}" if self._debug else op
-        announce(
-            f"comm op: {name} | time (ms): {latency_ms:.2f} | msg size: {size_text(nbytes)} | "
-            f"algbw (Gbps): {rate:.2f} | busbw (Gbps): {bus:.2f}"
-        )
 
     def summary(self) -> dict[str, dict[int, dict[str, Any]]]:
         """By operation and size in bytes: count, latencies in ms, bandwidths in Gbit/s."""

@@ -1,7 +1,6 @@
 """StepWork: what a model's steps compute, and the most that its ranks reach."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -70,22 +69,19 @@ class StepWork:
 def flops_per_token(model: nn.Module) -> float:
     """Two per token and weight of a product with a matrix in forward, two in backward, and two more
     for the gradient of a weight that is trained. Attention's own products are left out."""
-    weights = {id(weight): weight for weight in _matrices(model)}
+    weights = {
+        id(weight): weight
+        for module in model.modules()
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag)  # a look-up, unless it is tied
+        for weight in module.parameters(recurse=False)
+        if len(getattr(weight, "ds_shape", weight.shape)) >= 2
+    }
     return float(
         sum(
             getattr(weight, "ds_numel", weight.numel()) * (6 if weight.requires_grad else 4)
             for weight in weights.values()
         )
     )
-
-
-def _matrices(model: nn.Module) -> Iterator[nn.Parameter]:
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):  # a look-up; tied, it is a product's
-            continue
-        for parameter in module.parameters(recurse=False):
-            if len(getattr(parameter, "ds_shape", parameter.shape)) >= 2:
-                yield parameter
 
 
 def _products_per_s(device: torch.device, dtype: torch.dtype) -> float:

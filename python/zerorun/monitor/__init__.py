@@ -173,15 +173,12 @@ class MonitorMaster:
         self.failed: list[str] = []  # sections whose monitor was left out
         self._monitors: dict[str, Monitor] = {}
         for name, settings in chosen.items() if rank == 0 else ():
-            self._start(name, settings)
-
-    def _start(self, name: str, settings: dict[str, Any]) -> None:
-        try:
-            self._monitors[name] = SECTIONS[name](**settings)
-        except (_C.ConfigError, OSError):
-            raise  # what the user can mend before training
-        except Exception as error:
-            self._leave_out(name, error)
+            try:
+                self._monitors[name] = SECTIONS[name](**settings)
+            except (_C.ConfigError, OSError):
+                raise  # what the user can mend before training
+            except Exception as error:
+                self._leave_out(name, error)
 
     def __getattr__(self, name: str) -> Monitor | None:
         """`tb_monitor`, `csv_monitor`, `wandb_monitor`, `comet_monitor`: None unless it is on."""

@@ -266,7 +266,10 @@ class Columns:
             self.skipped_count += 1
             if len(self.skipped) < MOST:
                 self.skipped.append(step)
-        self._follow_scale(line.get("loss_scale"))
+        scale = line.get("loss_scale")
+        if metrics_files.is_figure(scale):
+            self.scale_falls += self._scale is not None and scale < self._scale
+            self._scale = scale
         if not self._points or self._in_last == self._steps_per_point:
             self._points.append(_Point(step))
             self._in_last = 0
@@ -275,13 +278,6 @@ class Columns:
         self._in_last += 1
         if len(self._points) >= 2 * MOST:
             self._thin()
-
-    def _follow_scale(self, scale: object) -> None:
-        if not metrics_files.is_figure(scale):
-            return
-        if self._scale is not None and scale < self._scale:
-            self.scale_falls += 1
-        self._scale = scale
 
     def _go_back(self, step: int) -> None:
         """A run that resumed repeats steps: what it does now counts."""

@@ -155,12 +155,6 @@ def _tokens_for_heads(groups: SequenceGroups, tensors: list[torch.Tensor]) -> li
     return [part.flatten(2, 3) for part in received.split(counts, dim=1)]
 
 
-def _heads_for_tokens(groups: SequenceGroups, context: torch.Tensor) -> torch.Tensor:
-    """[batch, tokens, own heads, size] to [batch, own tokens, heads, size]."""
-    parts = context.unflatten(1, (groups.size, -1)).movedim(1, 0)
-    return AllToAll.apply(parts, groups.group).movedim(0, 2).flatten(2, 3)
-
-
 def attend(
     core: Callable[..., torch.Tensor],
     groups: SequenceGroups,
@@ -187,7 +181,9 @@ def attend(
     if kv_heads < groups.size:
         times = groups.size // kv_heads
         key, value = (tensor.repeat_interleave(times, dim=1) for tensor in (key, value))
-    return _heads_for_tokens(groups, core(*_tokens_for_heads(groups, [query, key, value])))
+    context = core(*_tokens_for_heads(groups, [query, key, value]))
+    parts = context.unflatten(1, (groups.size, -1)).movedim(1, 0)  # of the tokens
+    return AllToAll.apply(parts, groups.group).movedim(0, 2).flatten(2, 3)
 
 
 def _check_heads(heads: int, kv_heads: int, size: int) -> None:

@@ -209,8 +209,9 @@ def register_forward_method(module: nn.Module, name: str) -> None:
 
     @functools.wraps(function)
     def gathering(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        hooks = None if torch.compiler.is_compiling() else _hooks_of(self)
-        if hooks is None:
+        found = () if torch.compiler.is_compiling() else map(partition_of, self.parameters())
+        hooks = next((partition.home for partition in found if partition is not None), None)
+        if not isinstance(hooks, GatherHooks):  # no engine shards the module
             return function(self, *args, **kwargs)
         call = calls.get(self)
         if call is None or call.hooks() is not hooks:
@@ -240,10 +241,3 @@ def full_tensor(parameter: nn.Parameter) -> torch.Tensor:
             "it within zerorun.zero.GatheredParameters"
         )
     return parameter.clone()
-
-
-def _hooks_of(module: nn.Module) -> GatherHooks | None:
-    """Of the engine that shards the module."""
-    found = map(partition_of, module.parameters())
-    hooks = next((partition.home for partition in found if partition is not None), None)
-    return hooks if isinstance(hooks, GatherHooks) else None

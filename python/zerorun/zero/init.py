@@ -302,13 +302,6 @@ class _Writes(TorchFunctionMode):
         while len(held) > most:
             held.pop(next(iter(held))).__exit__(None, None, None)
 
-    def _renew(self, values: list[Any]) -> None:
-        """Lets those that are used again stay longer than others."""
-        held = self._held[-1] if self._held else {}
-        for value in values:
-            if isinstance(value, nn.Parameter) and value in held:
-                held[value] = held.pop(value)
-
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -319,7 +312,10 @@ class _Writes(TorchFunctionMode):
         kwargs = kwargs or {}
         given = [*args, *kwargs.values()]
         given += [value for each in given if isinstance(each, list | tuple) for value in each]
-        self._renew(given)
+        held = self._held[-1] if self._held else {}
+        for value in given:  # those that are used again stay longer than others
+            if isinstance(value, nn.Parameter) and value in held:
+                held[value] = held.pop(value)
         away = list(dict.fromkeys(value for value in given if _is_away(value)))
         if not away:
             return func(*args, **kwargs)
@@ -329,11 +325,13 @@ class _Writes(TorchFunctionMode):
         if self._held and is_new and (func in _SHAPES or name in _SIZES):
             # Loops over all parameters of a model choose by their dimensions what to initialize.
             return func(torch.empty(partitions[0].shape, device="meta"), *args[1:], **kwargs)
-        if _is_in_place(name) or (is_new and func == _SET_DATA):
+        reads_none = name in _OF_NO_VALUES.split()
+        in_place = name.endswith("_") and not name.endswith("__") and not reads_none
+        if in_place or name in _OPERATORS or (is_new and func == _SET_DATA):
             with GatheredParameters(away, modifier_rank=0):
                 return func(*args, **kwargs)
         is_view = func in _VIEWS or name == "__getitem__"
-        if self._held and (is_view or (is_new and name not in _OF_NO_VALUES.split())):
+        if self._held and (is_view or (is_new and not reads_none)):
             self._hold(away, max(_MOST_HELD, len(given)))  # what is returned may view them
         return func(*args, **kwargs)
 
@@ -352,11 +350,6 @@ _OF_NO_VALUES = """
     retain_grad backward stride storage_offset is_contiguous is_floating_point is_complex
     is_signed is_shared is_pinned element_size get_device data_ptr storage untyped_storage
 """
-
-
-def _is_in_place(name: str) -> bool:
-    ends = name.endswith("_") and not name.endswith("__") and name not in _OF_NO_VALUES.split()
-    return ends or name in _OPERATORS
 
 
 def _init_subclass(cls: type, /, **kwargs: Any) -> None:

@@ -52,18 +52,11 @@ class FlatMasters(torch.Tensor):
                 f"with {_SETTERS}"
             )
         with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor) and _are_one_memory(result, args):
-                return result.as_subclass(cls)
+            result, given = func(*args, **(kwargs or {})), args[0] if args else None
+            if isinstance(result, torch.Tensor) and isinstance(given, FlatMasters):
+                memory = {each.untyped_storage().data_ptr() for each in (result, given)}
+                return result.as_subclass(cls) if len(memory) == 1 else result
         return result
-
-
-def _are_one_memory(result: torch.Tensor, args: Any) -> bool:
-    given = args[0] if args else None
-    return (
-        isinstance(given, FlatMasters)
-        and result.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
-    )
 
 
 class FlatGroup:
