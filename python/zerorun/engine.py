@@ -138,7 +138,7 @@ class ZeroEngine(ShardedModule):
             if self.global_steps % _CHECK_EVERY == 0:
                 self._layout.check_unchanged(self.module)
             # Without a backward there may be gradients that the program made.
-            self._shards.assigned.check(everything=self._core.phase == "idle")
+            self._shards.writes.check_assigned(everything=self._core.phase == "idle")
         self._shards.release_all()
         if self._core.end_micro_step():
             result = self.optimizer.update()

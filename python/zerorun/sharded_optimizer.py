@@ -98,7 +98,7 @@ class ShardedOptimizer(ShardOptimizer):
         for parameter, collect in self._collect:
             collect(parameter)
         self.shards.core.end_micro_step()
-        self.shards.assigned.check()
+        self.shards.writes.check_assigned()
         self.update()
         self._consolidated = None
         return loss

@@ -9,7 +9,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.model.engine_ranks import EngineRanks
+from zerorun.model.engine_ranks import EngineRanks, is_marked
 from zerorun.model.local_tensor import is_distributed, whole_of
 from zerorun.model.partition import gathered, partition_of
 from zerorun.model.units import plain_name
@@ -70,10 +70,9 @@ def check_one_model(model: nn.Module, ranks: EngineRanks) -> None:
         )
     if ranks.model_size == 1:
         return
-    marks = ("model_parallel", "tensor_model_parallel")
     whole = ranks.mesh is not None and ranks.mesh.of_dtensors
     for name, parameter in model.named_parameters():
-        if whole and (is_distributed(parameter) or not any(map(parameter.__dict__.get, marks))):
+        if whole and (is_distributed(parameter) or not is_marked(parameter)):
             continue
         raise _C.ConfigError(
             f"the whole model on one rank: it is divided among {ranks.model_size} model-parallel "

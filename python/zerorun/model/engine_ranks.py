@@ -41,7 +41,7 @@ class Mesh:
         """True for a copy of what a tensor-parallel rank before this one has."""
         ranks = mesh_ranks_of(parameter)
         if ranks is None:
-            return self.tensor_rank > 0 and not _is_marked(parameter)
+            return self.tensor_rank > 0 and not is_marked(parameter)
         # Along dimensions of the mesh that the DTensor's own lacks it is a replica, too.
         outside = self.tensor_ranks is not None and self.tensor_ranks[0] not in ranks
         return outside or is_replica(parameter)
@@ -50,10 +50,10 @@ class Mesh:
         """True if this rank has a part of the parameter, and others have the rest."""
         if self.tensor_ranks is not None and len(self.tensor_ranks) == 1:
             return False  # Megatron marks the parameters of its layers anyway
-        return is_divided(parameter) or _is_marked(parameter)
+        return is_divided(parameter) or is_marked(parameter)
 
 
-def _is_marked(parameter: nn.Parameter) -> bool:
+def is_marked(parameter: Any) -> bool:
     """True for Megatron's marks of a part."""
     marks = ("model_parallel", "tensor_model_parallel")
     return any(getattr(parameter, name, False) for name in marks)

@@ -13,7 +13,6 @@ from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
 from zerorun.optimizers.saved_values import (
     COMMON_STATES,
     check_groups,
-    check_one_step,
     whole_number,
     with_own_decay,
 )
@@ -119,8 +118,14 @@ class FullStates:
             self._check_states(parameter, index, state)
             if state:
                 steps[f"parameter {index}"] = state.get("step", 0)
-        if not self._shards.external:
-            check_one_step(steps)
+        # Of which a rule of the core's has one count.
+        if not self._shards.external and len({int(step) for step in steps.values()}) > 1:
+            least, most = (of(steps, key=steps.__getitem__) for of in (min, max))
+            raise _C.CheckpointError(
+                f"load_state_dict: {least} has made {int(steps[least])} steps and {most} "
+                f"{int(steps[most])}, but this engine's optimizer counts them for all together: "
+                "load states of as many steps, or use an optimizer that the core has no rule for"
+            )
         check_groups(groups, _WHERE, external=self._shards.external)
         settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
         if not self._shards.external:

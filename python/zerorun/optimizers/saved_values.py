@@ -82,18 +82,6 @@ def check_groups(groups: Any, where: str, *, external: bool, count: int | None =
         )
 
 
-def check_one_step(steps: dict[str, Any]) -> None:
-    """Raises CheckpointError unless the states of all parameters have made as many steps, of which
-    a rule of the core's has one count."""
-    if len({int(step) for step in steps.values()}) > 1:
-        least, most = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
-        raise _C.CheckpointError(
-            f"load_state_dict: {least} has made {int(steps[least])} steps and {most} "
-            f"{int(steps[most])}, but this engine's optimizer counts them for all together: load "
-            "states of as many steps, or use an optimizer that the core has no rule for"
-        )
-
-
 def is_decoupled(kind: str, *, adam_w_mode: bool) -> bool | None:
     """Whether an optimizer of this name decouples weight decay from the gradient; None: it is no
     Adam. As DeepSpeed: "AdamW" always does, "Adam" unless adam_w_mode is false."""

@@ -211,33 +211,7 @@ class Loading:
 
 # --- what a program does with them that steps, or a state dict, would not see ---
 
-CHECK_PARTS = 16  # calls of check() that look at every parameter once
-
-
-class AssignedGradients:
-    """Notices gradients that a program has assigned to parameters of an engine, which steps would
-    not see."""
-
-    def __init__(self, layout: ModelLayout) -> None:
-        self._names = layout.names
-        self._trained = [p for p in layout.names if layout.is_trainable(p)]
-        self._checks = 0
-
-    def check(self, *, everything: bool = False) -> None:
-        """Raises ConfigError naming a parameter to which the program has assigned a gradient.
-
-        Each call looks at a part of the parameters, so that a step does not pay for all, unless
-        `everything` is true.
-        """
-        part = slice(None) if everything else slice(self._checks % CHECK_PARTS, None, CHECK_PARTS)
-        self._checks += 1
-        for parameter in self._trained[part]:
-            if parameter.grad is not None:
-                raise _C.ConfigError(
-                    f"parameter {self._names[parameter]} has a .grad that was assigned to "
-                    "it, which a step would not use: gradients come from backward, or are set with "
-                    "zerorun.zero.safe_set_full_grad"
-                )
+CHECK_PARTS = 16  # calls of check_assigned() that look at every parameter once
 
 
 class ProgramWrites:
@@ -272,6 +246,8 @@ class ProgramWrites:
         self._counted = [p for p in trained if partition_of(p) is None]
         self._versions = self._count()
         self._is_ahead = False  # of the masters on other ranks
+        self._trained = [p for p in layout.names if layout.is_trainable(p)]
+        self._checks = 0
 
     def _find(self) -> list[int]:
         """Where parameters are, those that are no DTensors first, without a question for each."""
@@ -311,6 +287,23 @@ class ProgramWrites:
         if self._is_ahead:
             self._core.refresh_from_masters()
         self._is_ahead = False
+
+    def check_assigned(self, *, everything: bool = False) -> None:
+        """Raises ConfigError naming a parameter to which the program has assigned a gradient, which
+        steps would not see.
+
+        Each call looks at a part of the parameters, so that a step does not pay for all, unless
+        `everything` is true.
+        """
+        part = slice(None) if everything else slice(self._checks % CHECK_PARTS, None, CHECK_PARTS)
+        self._checks += 1
+        for parameter in self._trained[part]:
+            if parameter.grad is not None:
+                raise _C.ConfigError(
+                    f"parameter {self._layout.names[parameter]} has a .grad that was assigned to "
+                    "it, which a step would not use: gradients come from backward, or are set with "
+                    "zerorun.zero.safe_set_full_grad"
+                )
 
     def _put_back(self) -> dict[nn.Parameter, None]:
         """Returns the parameters that viewed other memory than the engine's."""

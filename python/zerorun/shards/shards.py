@@ -26,7 +26,6 @@ from zerorun.model.units import Unit
 from zerorun.program_warning import logger
 from zerorun.shards.background_saver import BackgroundSaver
 from zerorun.shards.parameters import (
-    AssignedGradients,
     EmptyStateWarnings,
     EnginePartition,
     Loading,
@@ -167,7 +166,6 @@ class Shards:
                     self._collect(parameter)
                 self._attach_hooks(model)
             whole = [p for p, index in layout.ids.items() if not self.core.is_sharded(index)]
-            self.assigned = AssignedGradients(layout)
             self.writes = ProgramWrites(self.core, layout, whole, replicated=self.stage == 0)
 
     def __enter__(self) -> "Shards":

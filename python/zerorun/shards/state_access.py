@@ -269,9 +269,7 @@ class StateAccess:
     def _prepare(self, parameter: nn.Parameter, name: str) -> bool:
         """True if the state exists, on all ranks alike. Collective for gradients."""
         trainable = self._shards.layout.is_trainable(parameter)
-        if name == "grad":
-            return trainable and self._shards.finish_reduction()
-        return trainable
+        return trainable and (name != "grad" or self._shards.finish_reduction())
 
     def _average(self) -> float:
         return self._shards.core.gradient_average

@@ -43,10 +43,7 @@ def _set(parameter: nn.Parameter, name: str, value: torch.Tensor, full: bool) ->
             "give one of a model that initialize() has taken and that is not destroyed"
         )
     states = StateAccess(shards)
-    if full:
-        states.set_full(parameter, name, value)
-    else:
-        states.set_local(parameter, name, value)
+    (states.set_full if full else states.set_local)(parameter, name, value)
 
 
 def safe_get_full_fp32_param(param: nn.Parameter) -> torch.Tensor | None:

@@ -42,10 +42,10 @@ class ElasticityConfig:
 
     def __init__(self, param_dict: dict[str, Any]) -> None:
         try:
-            self._section = _C.elasticity_of(configuration.parse({ELASTICITY: param_dict}))
+            self.section = _C.elasticity_of(configuration.parse({ELASTICITY: param_dict}))
         except zerorun.ConfigError as error:
             raise ElasticityConfigError(str(error)) from error
-        section = self._section
+        section = self.section
         self.enabled = section.enabled
         self.max_acceptable_batch_size = section.max_train_batch_size
         self.micro_batches = section.micro_batch_sizes
@@ -59,12 +59,8 @@ class ElasticityConfig:
             IGNORE_NON_ELASTIC_BATCH_INFO, IGNORE_NON_ELASTIC_BATCH_INFO_DEFAULT
         )
 
-    @property
-    def section(self) -> _C.Elasticity:
-        return self._section
-
     def repr(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {name: value for name, value in vars(self).items() if name != "section"}
 
     def __repr__(self) -> str:
         return json.dumps(self.repr(), sort_keys=True, indent=4)
