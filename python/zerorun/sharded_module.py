@@ -15,7 +15,7 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import torch_state_dicts
 from zerorun.hooks.parameter_memory import masters_from_parameters
-from zerorun.model.local_tensor import local_of, whole_of
+from zerorun.model.tensors import local_of, whole_of
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.program_warning import warn
 from zerorun.shards import clipping
@@ -161,7 +161,7 @@ class ShardedModule(nn.Module):
         Returns None on ranks other than 0; with `rank0_only` False every rank gets a copy. Gathers
         one unit at a time.
         """
-        from zerorun.checkpoints.full_state import full_state_dict
+        from zerorun.checkpoints.streaming import full_state_dict
 
         self._check_open("full_state_dict")
         return full_state_dict(self.module, self._ranks, everywhere=not rank0_only)
@@ -175,7 +175,7 @@ class ShardedModule(nn.Module):
         are copies. `dtype`: of floating-point tensors; None: the model's. `device`: None: the
         model's. Gathers each unit once, one at a time.
         """
-        from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
+        from zerorun.checkpoints.streaming import check_one_model, full_parameters_of
 
         self._check_open("iter_full_parameters")
         check_one_model(self.module, self._ranks)
@@ -352,7 +352,7 @@ class ShardedModule(nn.Module):
 
         Floating-point values have the model's dtype. Returns True.
         """
-        from zerorun.checkpoints.full_state import save_full_state
+        from zerorun.checkpoints.streaming import save_full_state
 
         save_full_state(
             self.module, self._ranks, save_dir, save_filename, exclude_frozen_parameters

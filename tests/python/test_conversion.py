@@ -24,7 +24,7 @@ from uneven_model import (
 )
 from zerorun import conversion
 from zerorun.interchange.source import optimizer_of
-from zerorun.model.dtypes import SAFETENSORS_NAMES
+from zerorun.model.tensors import SAFETENSORS_NAMES
 from zerorun.optimizers.saved_values import COMMON_STATES, check_groups, common_states
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from zerorun import _C, torch_seam
 from zerorun.agreement import all_or_none, share, text_of_rank_zero
-from zerorun.checkpoints.full_state import full_parameters_of
+from zerorun.checkpoints.streaming import full_parameters_of
 from zerorun.hooks import parameter_memory as memory
 from zerorun.model.partition import Partition, partition_of
 from zerorun.optimizers.optimizer import load_group_settings

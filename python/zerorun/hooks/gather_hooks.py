@@ -27,8 +27,8 @@ from zerorun import _C
 from zerorun.hooks import module_call, shared_unit
 from zerorun.hooks.module_call import AutocastCopies, Casts, ModuleCall, Views, tensors_in, views_in
 from zerorun.hooks.shared_unit import SharedUnit, external_parameters, registered
-from zerorun.model.local_tensor import is_distributed, is_empty
 from zerorun.model.model_layout import ModelLayout
+from zerorun.model.tensors import is_distributed, is_empty
 from zerorun.model.uncopied import ModuleHook
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from zerorun import _C, torch_seam
 from zerorun.hooks.shared_unit import SharedUnit
-from zerorun.model.local_tensor import is_distributed, local_of
+from zerorun.model.tensors import is_distributed, local_of
 
 Views = list[tuple[torch.Tensor, SharedUnit]]
 

@@ -17,10 +17,9 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.hooks.parameter_memory import full_view, tensor_of
-from zerorun.model.dtypes import CORE_DTYPES
-from zerorun.model.local_tensor import LocalData, is_distributed, is_empty, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import partition_of
+from zerorun.model.tensors import CORE_DTYPES, LocalData, is_distributed, is_empty, place
 from zerorun.model.units import COMPILED, Unit
 
 

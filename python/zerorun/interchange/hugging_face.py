@@ -15,7 +15,7 @@ from zerorun.interchange import untrusted
 from zerorun.interchange.distributed import Chunk, pieces_of
 from zerorun.interchange.source import Piece, Source, SourceParameter
 from zerorun.interchange.untrusted import SavedPart
-from zerorun.model.dtypes import SAFETENSORS_DTYPES
+from zerorun.model.tensors import SAFETENSORS_DTYPES
 from zerorun.optimizers.saved_values import whole_number
 
 # In the order of preference.

@@ -10,7 +10,7 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
 from zerorun.interchange.source import Source, SourceParameter
-from zerorun.model.dtypes import as_bytes
+from zerorun.model.tensors import as_bytes
 from zerorun.optimizers.saved_values import whole_number
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import encode

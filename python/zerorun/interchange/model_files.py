@@ -13,7 +13,7 @@ import torch
 
 from zerorun import _C
 from zerorun.interchange.source import Source, SourceParameter
-from zerorun.model.dtypes import SAFETENSORS_NAMES
+from zerorun.model.tensors import SAFETENSORS_NAMES
 from zerorun.whole_file import replacing
 
 Progress = Callable[[int, int], None]  # bytes that are done, of so many

@@ -14,7 +14,7 @@ from zerorun import _C, program_state
 from zerorun.host_memory import forget_pages
 from zerorun.interchange.untrusted import SavedPart, check_intact, is_plain
 from zerorun.model import buffers as saved_buffers
-from zerorun.model.dtypes import CORE_DTYPES, stored_shape
+from zerorun.model.tensors import CORE_DTYPES, stored_shape
 from zerorun.optimizers.saved_values import DECOUPLED
 
 _COMPARED_NUMEL = 1 << 22  # elements that are in memory at a time

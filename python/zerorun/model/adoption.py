@@ -15,9 +15,9 @@ from torch import nn
 from zerorun import _C, communicator, torch_seam
 from zerorun.agreement import texts_of_all
 from zerorun.model.engine_ranks import EngineRanks, Mesh
-from zerorun.model.local_tensor import check_placements, is_distributed, mesh_ranks_of
 from zerorun.model.model_layout import param_groups_of
 from zerorun.model.private_partition import PrivatePartition
+from zerorun.model.tensors import check_placements, is_distributed, mesh_ranks_of
 
 
 def is_fully_sharded(model: nn.Module) -> bool:

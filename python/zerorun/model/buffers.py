@@ -12,8 +12,8 @@ from zerorun import _C
 from zerorun.agreement import overwrite, share
 from zerorun.config import ParsedConfig, given_values
 from zerorun.experts import is_expert
-from zerorun.model.dtypes import SAFETENSORS_DTYPES, SAFETENSORS_NAMES
 from zerorun.model.model_layout import DTYPES
+from zerorun.model.tensors import SAFETENSORS_DTYPES, SAFETENSORS_NAMES
 from zerorun.model.units import plain_name
 
 _MIXED = ("same dtype", "expected scalar type", "same type")  # in torch's errors

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, communicator
-from zerorun.model.local_tensor import is_divided, is_replica, mesh_ranks_of
+from zerorun.model.tensors import is_divided, is_replica, mesh_ranks_of
 from zerorun.process_state import STATE
 
 

@@ -11,13 +11,13 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import texts_of_all
-from zerorun.model import dtypes
+from zerorun.model import tensors
 from zerorun.model.engine_ranks import EngineRanks, Mesh, check_mesh
-from zerorun.model.local_tensor import check_placements, is_distributed, local_of
+from zerorun.model.tensors import check_placements, is_distributed, local_of
 from zerorun.model.units import Unit, UnitPolicy, find_units, plain_name
 from zerorun.program_warning import logger
 
-DTYPES = {name: dtypes.CORE_DTYPES[name] for name in ("fp32", "bf16", "fp16")}  # that are trained
+DTYPES = {name: tensors.CORE_DTYPES[name] for name in ("fp32", "bf16", "fp16")}  # that are trained
 
 
 def param_groups_of(model: nn.Module, model_parameters: Any) -> list[dict[str, Any]]:
@@ -100,13 +100,13 @@ class ModelLayout:  # size: a table, each column of which somebody reads
             if parameter in layout.names:
                 layout.aliases.append((name, parameter))
                 continue
-            if parameter.dtype not in kept or dtypes.is_packed(parameter):
+            if parameter.dtype not in kept or tensors.is_packed(parameter):
                 if parameter.requires_grad:
                     raise _C.ConfigError(
                         f"parameter {name} is {parameter.dtype}; expected fp32, bf16 or fp16 of "
                         "what is trained: cast the model (model.float()), or freeze the parameter"
                     )
-                if dtypes.keeps_a_copy(parameter):
+                if tensors.keeps_a_copy(parameter):
                     layout.outside.setdefault(parameter, name)
                     continue
                 layout.own_dtype.add(parameter)
@@ -210,7 +210,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
 
     def core_dtype(self, parameter: nn.Parameter) -> str | None:
         """ParameterSpec.dtype of it."""
-        return dtypes.core_dtype_of(parameter.dtype) if parameter in self.own_dtype else None
+        return tensors.core_dtype_of(parameter.dtype) if parameter in self.own_dtype else None
 
     def exact_dtypes(self) -> dict[str, torch.dtype]:
         """By name in checkpoints, where the core's dtype does not say what the bytes are."""
@@ -219,20 +219,21 @@ class ModelLayout:  # size: a table, each column of which somebody reads
             for p in self.names  # in their order
             if p in self.own_dtype
             and (
-                dtypes.is_packed(p) or p.dtype != dtypes.CORE_DTYPES[dtypes.core_dtype_of(p.dtype)]
+                tensors.is_packed(p)
+                or p.dtype != tensors.CORE_DTYPES[tensors.core_dtype_of(p.dtype)]
             )
         }
 
     def stored_shape(self, parameter: nn.Parameter) -> list[int]:
         shape = self.shapes[parameter]
         own = parameter in self.own_dtype
-        return dtypes.stored_shape(shape, parameter.dtype) if own else list(shape)
+        return tensors.stored_shape(shape, parameter.dtype) if own else list(shape)
 
     def flat(self, parameter: nn.Parameter, values: torch.Tensor) -> torch.Tensor:
         """The parameter's full values in the order of the engine's memory, and in its dtype where
         that may not change."""
         flat = values.detach().contiguous().flatten()
-        return dtypes.as_bytes(flat) if parameter in self.own_dtype else flat
+        return tensors.as_bytes(flat) if parameter in self.own_dtype else flat
 
     def shaped(self, parameter: nn.Parameter, flat: torch.Tensor) -> torch.Tensor:
         """The parameter in flat memory of the engine's."""
@@ -251,7 +252,7 @@ def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
     elements: Counter[torch.dtype] = Counter()
     trainable: dict[torch.dtype, str] = {}
     for name, parameter in parameters:
-        if dtypes.is_packed(parameter):
+        if tensors.is_packed(parameter):
             continue
         elements[parameter.dtype] += getattr(parameter, "ds_numel", parameter.numel())
         if parameter.requires_grad:

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from zerorun import _C, torch_seam
 from zerorun.config import value_of
 from zerorun.host_memory import moved
-from zerorun.model.local_tensor import is_distributed, like, local_of, place
+from zerorun.model.tensors import is_distributed, like, local_of, place
 from zerorun.model.uncopied import Uncopied
 from zerorun.program_warning import warn
 

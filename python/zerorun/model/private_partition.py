@@ -10,9 +10,8 @@ from torch import nn
 from zerorun import _C
 from zerorun.agreement import all_or_none, share
 from zerorun.host_memory import PIECE, copy_in_pieces, forget_pages, is_of_a_file, moved, pieces_of
-from zerorun.model.dtypes import as_bytes
-from zerorun.model.local_tensor import local_of
 from zerorun.model.partition import OwnPart, Partition, gathered, partition_of
+from zerorun.model.tensors import as_bytes, local_of
 
 
 def own_nbytes(parameter: nn.Parameter) -> int:

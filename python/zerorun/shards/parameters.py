@@ -14,12 +14,11 @@ from zerorun.hooks import parameter_memory as memory
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.host_memory import PIECE, forget_pages, moved, pieces_of
-from zerorun.model.dtypes import as_bytes
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.local_tensor import is_distributed, is_empty, local_of, place
 from zerorun.model.model_layout import DTYPES, ModelLayout
 from zerorun.model.partition import OwnPart, Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition
+from zerorun.model.tensors import as_bytes, is_distributed, is_empty, local_of, place
 from zerorun.model.uncopied import ModuleHook
 from zerorun.program_warning import warn
 

@@ -17,10 +17,10 @@ from zerorun.hooks.parameter_memory import by_parameter, full_view
 from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.local_tensor import LocalHook, is_distributed, local_of, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition, own_nbytes
+from zerorun.model.tensors import LocalHook, is_distributed, local_of, place
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.program_warning import logger

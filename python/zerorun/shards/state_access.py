@@ -9,7 +9,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
-from zerorun.model.local_tensor import like, local_of
+from zerorun.model.tensors import like, local_of
 from zerorun.shards.shards import Shards
 
 # This rank's intervals of a parameter, with views of their values in the engine's memory.

@@ -17,8 +17,8 @@ from zerorun import _C
 from zerorun.agreement import share
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.shared_unit import register_external_parameter
-from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of, together
+from zerorun.model.tensors import local_of, place
 from zerorun.shards.shards import Shards, shards_of
 
 

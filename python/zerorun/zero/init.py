@@ -14,12 +14,11 @@ from torch.overrides import TorchFunctionMode
 from zerorun import _C, communicator, torch_seam
 from zerorun import config as configuration
 from zerorun.device import local_device, make_current
-from zerorun.model.dtypes import is_packed, keeps_a_copy
 from zerorun.model.engine_ranks import data_communicator, mesh_of, ranks_of_group
-from zerorun.model.local_tensor import is_distributed, local_of
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.partition import edits_are_refused, partition_of
 from zerorun.model.private_partition import PrivatePartition
+from zerorun.model.tensors import is_distributed, is_packed, keeps_a_copy, local_of
 from zerorun.process_state import STATE
 from zerorun.program_warning import logger
 from zerorun.zero.gathered import GatheredParameters

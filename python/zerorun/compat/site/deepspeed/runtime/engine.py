@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from zerorun.agreement import all_or_none
-from zerorun.checkpoints.full_state import full_state_dict
+from zerorun.checkpoints.streaming import full_state_dict
 from zerorun.config import BatchConfig
 from zerorun.shards.shards import Policy
 
