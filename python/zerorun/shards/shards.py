@@ -25,12 +25,7 @@ from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.program_warning import logger
 from zerorun.shards.background_saver import BackgroundSaver
-from zerorun.shards.parameters import (
-    EmptyStateWarnings,
-    EnginePartition,
-    Loading,
-    ProgramWrites,
-)
+from zerorun.shards.parameters import EmptyStateWarnings, EnginePartition, Loading, ProgramWrites
 from zerorun.shards.torch_optimizer import TorchStates
 
 _ATTRIBUTE = "_zerorun_shards"
