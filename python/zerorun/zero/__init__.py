@@ -10,14 +10,8 @@ and ``deepspeed.utils``.
 # ruff: noqa: F403, F405 - __all__ says which names are there
 
 from zerorun.hooks.shared_unit import register_external_parameter, unregister_external_parameter
-from zerorun.zero.gathered import (
-    GatheredParameters,
-    ZeroParamStatus,
-    full_tensor,
-    register_forward_method,
-)
+from zerorun.zero.gathered import *
 from zerorun.zero.init import Init
-from zerorun.zero.states import *
 
 __all__ = [
     "GatheredParameters",
