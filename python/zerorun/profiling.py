@@ -310,7 +310,7 @@ def _aggregated(costs: dict[str, ModuleCost], depth: int, top: int) -> list[str]
                 for i, value in enumerate((cost.parameters, cost.macs, cost.seconds)):
                     sums[i] += value
         lines.append(f"depth {level}:")
-        macs_text = functools.partial(number_text, unit="MACs")
+        macs_text: Callable[[float], str] = functools.partial(number_text, unit="MACs")
         shown = (("params", number_text), ("MACs", macs_text), ("fwd latency", seconds_text))
         for i, (name, text) in enumerate(shown):
             best = sorted(((sums[i], kind) for kind, sums in kinds.items()), reverse=True)[:top]

@@ -197,8 +197,8 @@ def restore(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
     for name, parameter in _packed(model):
         parts = {key: value for key, value in saved.items() if key.startswith(f"{name}.")}
         if parts:
-            own = {key[len(name) + 1 :]: value for key, value in parts.items()}
-            parameter.quant_state = type(parameter.quant_state).from_dict(own, parameter.device)
+            given = {key[len(name) + 1 :]: value for key, value in parts.items()}
+            parameter.quant_state = type(parameter.quant_state).from_dict(given, parameter.device)
             if getattr(parameter, "module", None) is not None:  # the layer, which knows it too
                 parameter.module.quant_state = parameter.quant_state
 
