@@ -9,7 +9,7 @@ from typing import Any
 
 from zerorun import _C
 from zerorun.command_line import Parser, exit_with, tell_error
-from zerorun.metrics.files import Tail, check_version, parse_line, rank_in
+from zerorun.metrics.files import MOST_CHARACTERS, check_version, parse_line, rank_in
 from zerorun.monitor import MonitorMaster, step_events
 
 _POLL_S = 0.5
@@ -22,15 +22,22 @@ def _lines(path: Path, follow: bool, quiet_s: float) -> Iterator[dict[str, Any]]
     last_news = time.monotonic()
     while follow and not path.exists() and time.monotonic() - last_news < quiet_s:
         time.sleep(_POLL_S)
-    tail = Tail(path)
-    while True:
-        for text in tail.lines(follow):
-            last_news = time.monotonic()
-            # A run that was killed leaves half a line, and the next one goes on after it.
-            yield parse_line(text) or {}
-        if not follow or time.monotonic() - last_news > quiet_s:
-            return
-        time.sleep(_POLL_S)
+    rest = ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while True:
+            text = file.readline(MOST_CHARACTERS)
+            if text:
+                last_news = time.monotonic()
+                rest += text
+                if rest.endswith("\n"):
+                    # A run that was killed leaves half a line, and the next one goes on after it.
+                    yield parse_line(rest) or {}
+                if rest.endswith("\n") or len(rest) > MOST_CHARACTERS:
+                    rest = ""
+            elif not follow or time.monotonic() - last_news > quiet_s:
+                return
+            else:
+                time.sleep(_POLL_S)
 
 
 def _pass_on(given: argparse.Namespace, master: MonitorMaster) -> int:
