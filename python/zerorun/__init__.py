@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from zerorun import experts, sequence, zero
     from zerorun.engine import ZeroEngine
     from zerorun.initialization import initialize
-    from zerorun.model.materialization import Initializer
+    from zerorun.model.private_partition import Initializer
     from zerorun.model.units import UnitPolicy
     from zerorun.optimizers.optimizer import ZeroOptimizer
     from zerorun.sharded_optimizer import ShardedOptimizer
@@ -67,7 +67,7 @@ _other = lazy_names(
         "sharded_optimizer": "ShardedOptimizer",
         "engine": "ZeroEngine",
         "optimizers.optimizer": "ZeroOptimizer",
-        "model.materialization": "Initializer",
+        "model.private_partition": "Initializer",
         "model.units": "UnitPolicy",
         "initialization": "initialize",
         "sharding": "shard",

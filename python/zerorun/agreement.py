@@ -41,7 +41,9 @@ def _agree(communicator: _C.Communicator, error: Exception | None, operation: st
     source = int(first.item())
     if source == world_size:
         return
-    text = f"{_job_rank(communicator)} {type(error).__name__} {error}".encode()[:_MESSAGE_NBYTES]
+    job = _C.rank_from_environment()  # of which the communicator may be a group
+    own = job.rank if job.world_size > world_size else rank
+    text = f"{own} {type(error).__name__} {error}".encode()[:_MESSAGE_NBYTES]
     message = torch.zeros(_MESSAGE_NBYTES, dtype=torch.uint8)
     message[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
     communicator.broadcast(message, source, f"{operation}: error")
@@ -52,12 +54,6 @@ def _agree(communicator: _C.Communicator, error: Exception | None, operation: st
     known = getattr(_C, kind, None)
     raised = known if isinstance(known, type) and issubclass(known, _C.Error) else _C.Error
     raise raised(f"{operation}: rank {failed} failed: {reason}")
-
-
-def _job_rank(communicator: _C.Communicator) -> int:
-    """This rank's number in the job, of which the communicator may be a group."""
-    job = _C.rank_from_environment()
-    return job.rank if job.world_size > communicator.world_size else communicator.rank
 
 
 # --- values ---

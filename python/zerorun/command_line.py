@@ -1,7 +1,5 @@
 """The shared parts of commands written in Python: options, errors, and a line about long work."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os
@@ -81,7 +79,6 @@ def tell_error(command: str, error: Exception) -> int:
 
 
 _AFTER_S = 2.0  # what is done sooner needs no bar
-_EVERY_S = 0.2
 _WIDTH = 30
 _CLEAR = "\r\033[K"
 
@@ -103,7 +100,7 @@ class ProgressBar:
         """Bytes, or whatever else is counted."""
         self._done, self._total = done, total
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> "ProgressBar":
         if self._file.isatty():
             self._thread = threading.Thread(target=self._draw, daemon=True)
             self._thread.start()
@@ -121,7 +118,7 @@ class ProgressBar:
         while True:
             self._file.write(f"\r{self._text(time.monotonic() - began)}\033[K")
             self._file.flush()
-            if self._ended.wait(_EVERY_S):
+            if self._ended.wait(0.2):
                 break
         self._file.write(_CLEAR)
         self._file.flush()

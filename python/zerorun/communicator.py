@@ -18,7 +18,6 @@ from typing import Any
 from zerorun import _C, environment
 from zerorun.process_state import STATE
 
-_SECRET_BYTES = 32
 _ADDRESS = "zerorun/address"  # the key in torch.distributed's store
 
 
@@ -72,7 +71,7 @@ def _connect_through(store: Any, rank: int, world_size: int, timeout_s: float) -
     if rank == 0:
         # Where rank 0 is reached, on one host or from others: the variable is that of torch, too.
         host = environment.master_address()
-        secret = secrets.token_hex(_SECRET_BYTES)
+        secret = secrets.token_hex(32)
         own = _C.make_store(host, 0, True, secret, timeout_s)
         store.set(_ADDRESS, f"{host} {own.port} {secret}")
     else:
@@ -128,17 +127,14 @@ def end_at_exit() -> None:
 
 
 def _end() -> None:
-    _end_groups()
-    if getattr(sys, "last_type", None) is KeyboardInterrupt:
-        _leave_the_rest()
-
-
-def _leave_the_rest() -> None:
-    """The interpreter does not look for cycles any more when it ends.
+    """After Ctrl-C the interpreter does not look for cycles any more.
 
     Taking PyTorch's modules apart needs more than a second of a core, and several of a machine
     whose cores the other ranks use. What a program has written to open files is in them.
     """
+    _end_groups()
+    if getattr(sys, "last_type", None) is not KeyboardInterrupt:
+        return
     for each in gc.get_objects():
         if issubclass(type(each), _FILES):
             with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads

@@ -14,21 +14,13 @@ import torch
 from zerorun import _C
 from zerorun.checkpoints.model_parts import check_whole
 from zerorun.command_line import Parser, ProgressBar, exit_with, tell_error
-from zerorun.interchange import formats
-from zerorun.interchange.model_files import (
-    ModelTensor,
-    Progress,
-    model_tensors,
-    nbytes_of,
-    write_model,
-)
-from zerorun.interchange.own import open_own
-from zerorun.interchange.source import Source
+from zerorun.interchange import formats, model_files
+from zerorun.interchange.source import Source, open_own
 from zerorun.model.model_layout import DTYPES
 
 __all__ = ["fp32_state_dict", "lazy_state_dict", "main", "open_model", "save_model"]
 
-_DTYPES = DTYPES | {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+DTYPE_NAMES = DTYPES | {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
 def open_model(directory: str | os.PathLike[str], tag: str | None = None) -> Source:
@@ -44,9 +36,9 @@ def open_model(directory: str | os.PathLike[str], tag: str | None = None) -> Sou
 
 def lazy_state_dict(
     directory: str | os.PathLike[str], tag: str | None = None, *, exclude_frozen: bool = False
-) -> dict[str, ModelTensor]:
+) -> dict[str, model_files.ModelTensor]:
     """As fp32_state_dict, with tensors that are read when ``contiguous()`` is called."""
-    return model_tensors(open_model(directory, tag), exclude_frozen=exclude_frozen)
+    return model_files.model_tensors(open_model(directory, tag), exclude_frozen=exclude_frozen)
 
 
 def fp32_state_dict(
@@ -72,7 +64,7 @@ def save_model(  # noqa: PLR0913 - options of the command
     max_shard_size: str | int | None = None,
     safe_serialization: bool = False,
     exclude_frozen: bool = False,
-    progress: Progress = lambda _done, _total: None,
+    progress: model_files.Progress = lambda _done, _total: None,
 ) -> list[str]:
     """Writes the model to the folder `output` with Hugging Face's file names; returns the files.
 
@@ -81,10 +73,10 @@ def save_model(  # noqa: PLR0913 - options of the command
     written, with one parameter in memory; else torch.save's, with one file in memory.
     `progress(done, total)` is called with bytes. Raises CheckpointError, ConfigError.
     """
-    limit = None if max_shard_size is None else nbytes_of(max_shard_size)
+    limit = None if max_shard_size is None else model_files.nbytes_of(max_shard_size)
     source = open_model(directory, tag)
-    tensors = model_tensors(source, dtype, exclude_frozen=exclude_frozen)
-    return write_model(
+    tensors = model_files.model_tensors(source, dtype, exclude_frozen=exclude_frozen)
+    return model_files.write_model(
         tensors, output, max_nbytes=limit, safetensors=safe_serialization, progress=progress
     )
 
@@ -95,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("checkpoint", help="folder that save_checkpoint wrote, or one tag of it")
     parser.add_argument("output", help="folder for the model")
     parser.add_argument("-t", "--tag", help="default: what was saved last")
-    parser.add_argument("--dtype", choices=[*_DTYPES], default="fp32", help="default: fp32")
+    parser.add_argument("--dtype", choices=[*DTYPE_NAMES], default="fp32", help="default: fp32")
     parser.add_argument("--max_shard_size", help='of a file, as "5GB"; default: one file')
     parser.add_argument("--safe_serialization", action="store_true", help="safetensors, not pickle")
     parser.add_argument("--exclude_frozen_parameters", action="store_true")
@@ -106,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
                 options.checkpoint,
                 options.output,
                 tag=options.tag,
-                dtype=_DTYPES[options.dtype],
+                dtype=DTYPE_NAMES[options.dtype],
                 max_shard_size=options.max_shard_size,
                 safe_serialization=options.safe_serialization,
                 exclude_frozen=options.exclude_frozen_parameters,

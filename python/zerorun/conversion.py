@@ -5,8 +5,8 @@ zerorun ckpt export DIR OUTPUT --to safetensors | bin | dcp
 """
 
 import argparse
-import logging
 import os
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,12 +20,10 @@ from zerorun.hooks.parameter_memory import states_of
 from zerorun.initialization import initialize
 from zerorun.interchange import formats, tensor_kinds
 from zerorun.interchange.distributed import write_distributed
-from zerorun.interchange.own import open_own, optimizer_of
-from zerorun.interchange.source import Piece, Source
+from zerorun.interchange.source import Piece, Source, open_own, optimizer_of
 from zerorun.model.model_layout import DTYPES
 from zerorun.optimizers.saved_values import DECOUPLED
-
-_logger = logging.getLogger("zerorun")
+from zerorun.program_warning import logger
 
 _OUTPUTS = ["safetensors", "bin", "dcp", "universal"]  # the last is an error that says more
 # The rule that keeps these states.
@@ -63,16 +61,6 @@ class _Skeleton(nn.Module):
             module.register_parameter(own, tensor)
         else:
             module.register_buffer(own, tensor)
-
-
-class _SavedSchedule:
-    """A schedule that is passed on as it was saved."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self._state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._state
 
 
 def _engine_of(source: Source, dtype: str, rule: str, offload: str | None) -> Any:
@@ -126,7 +114,7 @@ def import_checkpoint(
     _check_apart(folder, directory, target)
     with formats.told(folder):
         for line in tensor_kinds.settle(source, tensors or {}):
-            _logger.warning("%s: %s", folder, line)
+            logger.warning("%s: %s", folder, line)
     states = {tuple(sorted(p.states)) for p in source.parameters.values() if p.trained}
     rules = {_RULES.get(names) for names in states} or {"AdamW"}
     if len(rules) != 1 or None in rules:
@@ -143,22 +131,19 @@ def import_checkpoint(
             source_directory, tag, load_optimizer_states=with_states
         )
         if source.lr_scheduler:
-            engine.lr_scheduler = _SavedSchedule(source.lr_scheduler)
+            # Passed on as it was saved.
+            engine.lr_scheduler = types.SimpleNamespace(state_dict=lambda: source.lr_scheduler)
         engine._saves_model_only = not with_states
         if engine.optimizer is not None:  # something is trained
-            engine.optimizer.unknown = _unknown(engine.optimizer.group_settings(), source)
+            # The hyperparameters of which the source says nothing.
+            known = {key for group in source.param_groups or [] for key in group}
+            known |= set() if source.decoupled is None else {DECOUPLED}
+            own = {key for group in engine.optimizer.group_settings() for key in group}
+            engine.optimizer.unknown = frozenset(own - known)
         engine.save_checkpoint(directory, None, client_state)
         return target
     finally:
         engine.destroy()
-
-
-def _unknown(groups: list[dict[str, Any]], source: Source) -> frozenset[str]:
-    """The hyperparameters of an engine's groups of which the source says nothing."""
-    known = {key for group in source.param_groups or [] for key in group}
-    if source.decoupled is not None:
-        known.add(DECOUPLED)
-    return frozenset(key for group in groups for key in group if key not in known)
 
 
 def _check_apart(folder: str, directory: str, target: str) -> None:
@@ -274,26 +259,22 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _kinds(given: list[str]) -> dict[str, str]:
-    kinds = dict(text.rpartition("=")[::2] for text in given)
-    if "" in kinds:
-        raise _C.ConfigError(f"--tensor: got {given}, expected NAME=KIND")
-    return kinds
-
-
 def _run(options: argparse.Namespace, bar: ProgressBar) -> list[str]:
     """The files or folders that were written."""
     given = options.source if options.command == "import" else options.directory
     if not os.path.isdir(given):
         raise _C.ConfigError(f"{given}: no such folder")
     if options.command == "import":
+        kinds = dict(text.rpartition("=")[::2] for text in options.tensor)
+        if "" in kinds:
+            raise _C.ConfigError(f"--tensor: got {options.tensor}, expected NAME=KIND")
         made = import_checkpoint(
             options.source,
             options.directory,
             tag=options.tag,
             dtype=options.dtype,
             offload=options.offload,
-            tensors=_kinds(options.tensor),
+            tensors=kinds,
         )
         return [made]
     if options.to == "universal":

@@ -1,9 +1,6 @@
 """Data loaders that give each rank its part of a dataset, and resume where they were."""
 
-from __future__ import annotations
-
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,9 +10,8 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from zerorun import _C
-from zerorun.program_warning import is_number
+from zerorun.program_warning import is_number, logger
 
-_logger = logging.getLogger("zerorun")
 _END = object()  # of an epoch
 _KEYS = ("epoch", "samples", "length")  # of a position
 
@@ -27,7 +23,7 @@ def make_dataloader(
     collate_fn: Callable[..., Any] | None = None,
     watch: AbstractContextManager[None] | None = None,
     **options: Any,
-) -> ResumableLoader:
+) -> "ResumableLoader":
     """A data loader with shuffled batches, of different samples on every rank.
 
     Call ``loader.set_epoch`` before each epoch. Of an IterableDataset, which keeps its order, ranks
@@ -171,7 +167,7 @@ class ResumableLoader(DataLoader[Any]):
         epoch, samples, saved = (state[key] for key in _KEYS)
         length = self._length()
         if saved != length:
-            _logger.warning(
+            logger.warning(
                 "the data has %s samples, but had %s when its position was saved: its epoch %d "
                 "begins anew",
                 *(length, saved, epoch),

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from zerorun import _C, environment
 from zerorun.host_memory import trim
 from zerorun.model.partition import partition_of
+from zerorun.program_warning import logger
 
-_logger = logging.getLogger("zerorun")
 _CPU = torch.device("cpu")
 _ON_CPU = "zerorun --accelerator cpu, or CUDA_VISIBLE_DEVICES= without it, trains on the CPU"
 
@@ -36,7 +35,7 @@ def _why_no_gpu() -> str:
         if torch.version.cuda is not None:
             why = _C.why_no_cuda() or "torch.cuda.init() says why"
             raise _C.DeviceError(f"{sees_none}: {why}; {_ON_CPU}")
-        _logger.warning("training on the CPU: %s, as it is built without CUDA", sees_none)
+        logger.warning("training on the CPU: %s, as it is built without CUDA", sees_none)
     return "PyTorch sees no GPU"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
 from zerorun.model.uncopied import Uncopied
 from zerorun.optimizers.optimizer import compare_rates
-from zerorun.program_warning import warn
+from zerorun.program_warning import logger, warn
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
 from zerorun.shards.shards import Policy, Shards, while_alive
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from zerorun.monitor import MonitorMaster
     from zerorun.profiling import FlopsProfile
 
-_logger = logging.getLogger("zerorun")
 _CHECK_EVERY = 100  # steps; looking at the whole model costs more than a step should
 
 
@@ -100,13 +98,13 @@ class ZeroEngine(ShardedModule):
             return loss
         scaled = loss.float() * factor
         if scaled.requires_grad:
-            scaled.register_hook(self._saw_scaled)
-        return scaled
 
-    def _saw_scaled(self, _gradient: torch.Tensor) -> None:
-        """Called when a backward begins at a loss that scale() has made."""
-        self._check_scaled()
-        self._is_scaled = True
+            def begins(_gradient: torch.Tensor) -> None:  # a backward at this loss
+                self._check_scaled()
+                self._is_scaled = True
+
+            scaled.register_hook(begins)
+        return scaled
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-step; at the end of a batch updates the parameters. Collective.
@@ -140,7 +138,7 @@ class ZeroEngine(ShardedModule):
             if self.global_steps % _CHECK_EVERY == 0:
                 self._layout.check_unchanged(self.module)
             # Without a backward there may be gradients that the program made.
-            self._shards.assigned.check(everything=self._core.phase == "idle")
+            self._shards.writes.check_assigned(everything=self._core.phase == "idle")
         self._shards.release_all()
         if self._core.end_micro_step():
             result = self.optimizer.update()
@@ -289,15 +287,12 @@ class ZeroEngine(ShardedModule):
         """
         self._meter.add_listener(listener)
 
-    @property
-    def grad_norm(self) -> float | None:
-        """As :meth:`get_global_grad_norm`."""
-        return self.get_global_grad_norm()
-
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of the last step's averaged gradient before clipping, inf if that was not
         finite; None before a step."""
         return None if self._last_step is None else self._last_step.grad_norm
+
+    grad_norm = property(get_global_grad_norm)
 
 
 def _of_its_class(module: nn.Module) -> Any:
@@ -340,7 +335,7 @@ def _tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list
         if shards.ranks.job.rank == 0:
             then, now = result.loss_scale, shards.core.loss_scale
             text = "step %d was skipped: the gradient overflowed at loss scale %g%s"
-            _logger.info(text, step, then, "" if then == now else f", which is now {now:g}")
+            logger.info(text, step, then, "" if then == now else f", which is now {now:g}")
         return
     job = shards.ranks.job
     finite = bool(torch.tensor(losses).isfinite().all())
@@ -359,7 +354,7 @@ def _tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list
     because = "" if rank == _NO_RANK else f"; the loss of rank {rank} was not finite"
     if rank == _NO_RANK and int(seen) > 0:
         because = "; the losses of all ranks were finite"
-    _logger.warning(
+    logger.warning(
         "step %d was skipped on all ranks: the gradient is not finite%s%s", step, where, because
     )
 

@@ -5,6 +5,7 @@ expert. Its gradient is reduced, and its states are sharded, over the ranks that
 expert. As for all parameters, the gradient is the average over the data of all ranks.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,15 +76,16 @@ def start(size: int, *, data_first: bool = False) -> ExpertGroups:
     if data_first:
         strided = [tuple(range(i, i + copies)) for i in range(0, world_size, copies)]
         neighbours = [tuple(range(i, world_size, copies)) for i in range(copies)]
-    ranks, group = _make(neighbours)
-    data_ranks, data_group = _make(strided)
+    ranks, group = group_of_this_rank(neighbours)
+    data_ranks, data_group = group_of_this_rank(strided)
     STATE.experts[name] = ExpertGroups(name, ranks, data_ranks, group, data_group, data_first)
     return STATE.experts[name]
 
 
-def _make(lists: list[tuple[int, ...]]) -> tuple[tuple[int, ...], Any]:
-    """Makes all groups, as every rank has to, and returns this rank's group."""
-    made = [(ranks, torch.distributed.new_group(list(ranks))) for ranks in lists]
+def group_of_this_rank(lists: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], Any]:
+    """Makes torch's groups of all lists, as every rank has to; returns this rank's list and group.
+    Collective."""
+    made = [(tuple(ranks), torch.distributed.new_group(list(ranks))) for ranks in lists]
     return next(pair for pair in made if torch.distributed.get_rank() in pair[0])
 
 

@@ -7,8 +7,6 @@ linear layer are not counted.
 
 # ruff: noqa: A002 - arguments have the names that PyTorch's functions have
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from math import prod

@@ -11,8 +11,6 @@ import torch
 
 from zerorun.process_state import STATE
 
-__all__ = ["PIECE", "copy_in_pieces", "forget_pages", "is_of_a_file", "moved", "pieces_of", "trim"]
-
 PIECE = 256 << 10  # bytes that a load reads, sends or writes at once; each rank of a host has them
 _TRIMMED = 1 << 20  # bytes that were freed before they are given back
 _PAGEMAP = Path("/proc/self/pagemap")

@@ -1,6 +1,5 @@
 """zerorun.initialize: from a PyTorch model and a configuration to an engine."""
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,14 +9,8 @@ from torch import nn
 
 from zerorun import _C, communicator, torch_seam
 from zerorun import config as configuration
+from zerorun import device as devices
 from zerorun.agreement import all_or_none
-from zerorun.device import (
-    gpu_of,
-    local_device,
-    make_current,
-    on_local_device,
-    release_cached_memory,
-)
 from zerorun.engine import ZeroEngine
 from zerorun.model.adoption import adopt
 from zerorun.model.buffers import cast_buffers
@@ -31,12 +24,10 @@ from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
 from zerorun.optimizers.optimizer import ZeroOptimizer, rule_of
 from zerorun.optimizers.saved_values import DECOUPLED, is_decoupled
-from zerorun.program_warning import warn
+from zerorun.program_warning import logger, warn
 from zerorun.sequence.groups import data_parallel_size, start_configured
 from zerorun.shards.shards import Shards, take_over
 from zerorun.torch_seam import serve_mixed_norms
-
-_SHARDS_PARAMETERS = 3  # the stage
 
 
 # size: half of it is the keywords and what they mean
@@ -89,18 +80,25 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
     torch_seam.check()
-    make_current(local_device())  # before anything is asked of PyTorch's groups
+    devices.make_current(devices.local_device())  # before anything is asked of PyTorch's groups
     mesh = mesh_of(mpu, device_mesh, mesh_param)
-    parsed, given = _parse(config)
+    if not isinstance(config, str | os.PathLike | Mapping):
+        raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
+    parsed = configuration.of_any_form(config)
+    given = dict(config) if isinstance(config, Mapping) else configuration.read(config)
     parsed = _with_mesh(parsed, given, mesh)
     settings = parsed.config
-    _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
+    for name, own in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
+        if own is not None and configuration.given_values(parsed, name):
+            raise _C.ConfigError(
+                f"/{name}: the program brings one and the configuration names one: leave one out"
+            )
     world = communicator.world(settings.comm_timeout_s)
     if mesh is None:
         communicator.check_not_alone("initialize", "device_mesh")
     model_parameters = adopt(model, optimizer, model_parameters, mesh, settings.zero.stage)
-    with on_local_device(model) as device:
-        own = world.duplicate(settings.comm_timeout_s, gpu_of(device))
+    with devices.on_local_device(model) as device:
+        own = world.duplicate(settings.comm_timeout_s, devices.gpu_of(device))
         ranks = EngineRanks.of(own, mesh)
         batch = configuration.batch_for(parsed, data_parallel_size(ranks.data.world_size))
         basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
@@ -126,7 +124,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
                     engine.make_dataloader(training_data, size, collate_fn, drop_last=drop)
             if measures:
                 engine.measure_peak()
-    release_cached_memory(device)
+    devices.release_cached_memory(device)
     _log(parsed, layout, ranks, f"{device}, {layout.dtype}")
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
@@ -243,11 +241,10 @@ def _log(
     """Logs on rank 0 what was made, and what the configuration's reader found odd."""
     if ranks.job.rank > 0:
         return
-    logger = logging.getLogger("zerorun")
     for warning in parsed.warnings:
         logger.warning("%s", warning)
     stage, names, units = parsed.config.zero.stage, len(layout.names), len(layout.units)
-    if stage == _SHARDS_PARAMETERS and layout.outside:
+    if stage == 3 and layout.outside:
         nbytes = sum(parameter.nbytes for parameter in layout.outside)
         logger.warning(
             "%d frozen parameters, of which bitsandbytes' 8-bit layers hold a copy, are not "
@@ -260,22 +257,6 @@ def _log(
     logger.info(what, stage, ranks.data.world_size, kind, names, units)
     if ranks.model_size > 1:
         logger.info("%d parts of the model, each on so many ranks", ranks.model_size)
-
-
-def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:
-    """The configuration, checked, and as it was given."""
-    if not isinstance(config, str | os.PathLike | Mapping):
-        raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
-    parsed = configuration.of_any_form(config)
-    return parsed, dict(config) if isinstance(config, Mapping) else configuration.read(config)
-
-
-def _check_sources(parsed: configuration.ParsedConfig, **given: Any) -> None:
-    for name, value in given.items():
-        if value is not None and configuration.given_values(parsed, name):
-            raise _C.ConfigError(
-                f"/{name}: the program brings one and the configuration names one: leave one out"
-            )
 
 
 def _basic_optimizer(

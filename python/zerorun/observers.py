@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import platform
 import weakref
 from collections.abc import Sequence
@@ -14,12 +13,12 @@ import torch
 from zerorun import _C
 from zerorun.engine import ZeroEngine
 from zerorun.metrics.meter import StepMeter
+from zerorun.program_warning import logger
 
 if TYPE_CHECKING:
-    from zerorun.metrics.collectives import CollectiveTable
+    from zerorun.metrics.printed import CollectiveTable
 
 
-_logger = logging.getLogger("zerorun")
 _TRACED = (2, 4)  # steps, unless the configuration names others
 
 
@@ -69,7 +68,7 @@ def observe(engine: ZeroEngine, parsed: _C.ParsedConfig) -> bool:
 
         add(report)
     if parsed.config.steps_per_print is not None or breakdown:
-        from zerorun.metrics.progress import ProgressLines
+        from zerorun.metrics.printed import ProgressLines
 
         add(ProgressLines(parsed.config.steps_per_print, breakdown, lambda: _momenta(engine)))
     if profile.pop("enabled", False):
@@ -82,7 +81,7 @@ def observe(engine: ZeroEngine, parsed: _C.ParsedConfig) -> bool:
 def _table(engine: ZeroEngine, section: dict[str, Any]) -> CollectiveTable | None:
     if not section.get("enabled"):
         return None
-    from zerorun.metrics.collectives import CollectiveTable
+    from zerorun.metrics.printed import CollectiveTable
 
     ops = None if section.get("prof_all", True) else section.get("prof_ops") or []
     return CollectiveTable(
@@ -150,11 +149,11 @@ class Timeline:
         line = self._core.end_step(step)
         self._keep_spans()
         if line:
-            _logger.info("%s", line)
+            logger.info("%s", line)
 
 
 def _warn(file: str, last: int) -> None:
-    _logger.warning(
+    logger.warning(
         "the timeline %s was not written: training ended before step %d, the last of "
         "/zerorun/trace/steps",
         file,

@@ -1,8 +1,7 @@
 """FlopsProfile: parameters, floating point operations and time of each module's forward pass, and
 their text."""
 
-from __future__ import annotations
-
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -37,13 +36,15 @@ class FlopsProfile:
         """Counts from here on, anew. Not within a call of the model."""
         self.stop()
         self.costs = {
-            name: ModuleCost(name, type(module).__name__, _parameters_of(module))
+            name: ModuleCost(name, type(module).__name__)
             for name, module in self.model.named_modules()
             if not isinstance(module, self._ignore)
         }
         self._own = {name: [0, 0] for name in self.costs}
         for name, module in self.model.named_modules():
             if name in self.costs:
+                sizes = (getattr(p, "ds_numel", p.numel()) for p in module.parameters())
+                self.costs[name].parameters = sum(sizes)
                 self._hooks += [
                     module.register_forward_pre_hook(self._enter(name), prepend=True),
                     module.register_forward_hook(self._leave(name), always_call=True),
@@ -69,7 +70,7 @@ class FlopsProfile:
                 cost.flops, cost.macs = (sum(counts) for counts in zip(*below, strict=True))
 
     @property
-    def total(self) -> ModuleCost:
+    def total(self) -> "ModuleCost":
         return self.costs.get("", ModuleCost("", type(self.model).__name__))
 
     def _count(self, flops: int, macs: int) -> None:
@@ -107,7 +108,7 @@ class FlopsProfile:
         detailed: bool = True,
         output_file: str | None = None,
         recompute_fwd_factor: float = 0.0,
-    ) -> FlopsProfile:
+    ) -> "FlopsProfile":
         """Profiles the first micro-step after `profile_step` steps of an engine, and writes the
         result with that step's figures. The keys of ``flops_profiler``."""
         profile = cls(engine.module)
@@ -144,10 +145,6 @@ class FlopsProfile:
         hooks.append(engine.register_forward_hook(after, always_call=True))
         engine._meter.add_listener(report)
         return profile
-
-
-def _parameters_of(module: nn.Module) -> int:
-    return sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters())
 
 
 def _now() -> float:
@@ -196,7 +193,6 @@ def profile_model(
 # --- the text, in the order of DeepSpeed's ---
 
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
-_BACKWARD = 2  # times the forward pass's operations
 SIZES = ("world size", "data parallel size", "model parallel size", "batch size per GPU")
 
 
@@ -280,7 +276,7 @@ def _summary(total: ModuleCost, facts: dict[str, Any]) -> list[str]:
     ]
     backward = facts.get("backward_ms")
     if backward:
-        factor = _BACKWARD + facts["recompute"]
+        factor = 2 + facts["recompute"]  # times the forward pass's operations
         one = backward / facts["micro_steps"] / 1e3
         rate = number_text(factor * total.flops / one, "FLOPS")
         lines += [
@@ -314,15 +310,12 @@ def _aggregated(costs: dict[str, ModuleCost], depth: int, top: int) -> list[str]
                 for i, value in enumerate((cost.parameters, cost.macs, cost.seconds)):
                     sums[i] += value
         lines.append(f"depth {level}:")
-        shown = (("params", number_text), ("MACs", _macs_text), ("fwd latency", seconds_text))
+        macs_text: Callable[[float], str] = functools.partial(number_text, unit="MACs")
+        shown = (("params", number_text), ("MACs", macs_text), ("fwd latency", seconds_text))
         for i, (name, text) in enumerate(shown):
             best = sorted(((sums[i], kind) for kind, sums in kinds.items()), reverse=True)[:top]
             lines.append(f"    {name:<12}- { ({kind: text(value) for value, kind in best}) }")
     return lines
-
-
-def _macs_text(value: float) -> str:
-    return number_text(value, "MACs")
 
 
 def _share(part: float, whole: float) -> str:
@@ -334,7 +327,7 @@ def _detail(cost: ModuleCost, total: ModuleCost) -> str:
         (
             number_text(cost.parameters),
             f"{_share(cost.parameters, total.parameters)} Params",
-            _macs_text(cost.macs),
+            number_text(cost.macs, "MACs"),
             f"{_share(cost.macs, total.macs)} MACs",
             seconds_text(cost.seconds),
             f"{_share(cost.seconds, total.seconds)} latency",

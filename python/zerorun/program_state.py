@@ -98,7 +98,6 @@ def _read(text: str) -> dict[str, Any] | None:
 
 _PICKLE = "$pickle"
 _PICKLE_BEGIN = f'{{"{_PICKLE}": '  # of one in the text of json.dumps
-_SIMPLE = (type(None), bool, int, str)
 _CONTAINERS: dict[type, str] = {
     list: "$list",
     tuple: "$tuple",
@@ -113,7 +112,6 @@ _MAPPINGS: dict[type, str] = {
     argparse.Namespace: "$namespace",
     types.SimpleNamespace: "$simplenamespace",
 }
-_TORCH_NAMES = (torch.dtype, torch.device)
 
 
 def encode_value(value: Any, where: str, *, allow_pickle: bool) -> Any:
@@ -122,7 +120,7 @@ def encode_value(value: Any, where: str, *, allow_pickle: bool) -> Any:
     What has no form here is pickled if that is allowed, else a ConfigError that names the value.
     """
     kind = type(value)
-    if kind in _SIMPLE:
+    if kind in (type(None), bool, int, str):
         return value
     if kind is float:
         return value if math.isfinite(value) else {"$float": str(value)}
@@ -164,7 +162,7 @@ def _encode_leaf(value: Any) -> dict[str, Any] | None:  # noqa: PLR0911 - one fo
         return {f"${type(value).__name__}": _text(value)}
     if type(value) is complex:
         return {"$complex": [str(value.real), str(value.imag)]}
-    if isinstance(value, _TORCH_NAMES):
+    if isinstance(value, torch.dtype | torch.device):
         return {"$torch": [type(value).__name__, str(value).removeprefix("torch.")]}
     if isinstance(value, pathlib.PurePath):
         return {"$path": str(value)}

@@ -1,11 +1,13 @@
-"""What a program gives and does: numbers, and warnings at the line where it does it."""
+"""What a program gives and does: numbers, and warnings at the line where it does it; its log."""
 
+import logging
 import os
 import sys
 import warnings
 from numbers import Real
 from typing import Any
 
+logger = logging.getLogger("zerorun")
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
@@ -16,7 +18,8 @@ def is_number(value: Any, kind: type = Real) -> bool:
 
 def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """A warning at the innermost line of Python that is neither zerorun's nor PyTorch's."""
-    packages = (_OWN, *_folder_of("torch"))
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    packages = (_OWN, *([] if torch is None else [os.path.join(os.path.dirname(torch), "")]))
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(packages):
         frame = frame.f_back
@@ -27,8 +30,3 @@ def warn(message: str, kind: type[Warning] = UserWarning) -> None:
         frame.f_lineno,
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
-
-
-def _folder_of(name: str) -> list[str]:
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return [] if file is None else [os.path.join(os.path.dirname(file), "")]

@@ -15,11 +15,11 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import torch_state_dicts
 from zerorun.hooks.parameter_memory import masters_from_parameters
-from zerorun.model.local_tensor import local_of, whole_of
+from zerorun.model.tensors import local_of, whole_of
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.program_warning import warn
 from zerorun.shards import clipping
-from zerorun.shards.parameter_checks import EMPTY_PARAMETERS
+from zerorun.shards.parameters import EMPTY_PARAMETERS
 from zerorun.shards.shards import Policy, Shards
 
 if TYPE_CHECKING:  # what a training without saves does without
@@ -39,22 +39,18 @@ _INNER = {  # by the name until 0.3: where it is now
 
 
 def _load_whole(
-    shards: Shards,
-    training: Training,
-    load_dir: str | os.PathLike[str],
-    tag: str | None,
-    wanted: Wanted,
+    training: Training, load_dir: str | os.PathLike[str], tag: str | None, wanted: Wanted
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Loads a checkpoint of zerorun or of another program. Collective."""
     from zerorun.checkpoints import checkpoint, foreign_checkpoint, model_parts
 
-    tag = checkpoint.shared_tag(shards, training, load_dir, tag)
+    tag, shards = checkpoint.shared_tag(training, load_dir, tag), training._shards
     with all_or_none(shards.communicator, "load_checkpoint"):
         model_parts.check_whole(load_dir, tag)
     if shards.ranks.experts:
-        return checkpoint.load(shards, training, load_dir, tag, wanted)
-    found = foreign_checkpoint.load(shards, training, load_dir, tag, wanted)
-    return found or checkpoint.load(shards, training, load_dir, tag, wanted)
+        return checkpoint.load(training, load_dir, tag, wanted)
+    found = foreign_checkpoint.load(training, load_dir, tag, wanted)
+    return found or checkpoint.load(training, load_dir, tag, wanted)
 
 
 class ShardedModule(nn.Module):
@@ -165,7 +161,7 @@ class ShardedModule(nn.Module):
         Returns None on ranks other than 0; with `rank0_only` False every rank gets a copy. Gathers
         one unit at a time.
         """
-        from zerorun.checkpoints.full_state import full_state_dict
+        from zerorun.checkpoints.streaming import full_state_dict
 
         self._check_open("full_state_dict")
         return full_state_dict(self.module, self._ranks, everywhere=not rank0_only)
@@ -179,7 +175,7 @@ class ShardedModule(nn.Module):
         are copies. `dtype`: of floating-point tensors; None: the model's. `device`: None: the
         model's. Gathers each unit once, one at a time.
         """
-        from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
+        from zerorun.checkpoints.streaming import check_one_model, full_parameters_of
 
         self._check_open("iter_full_parameters")
         check_one_model(self.module, self._ranks)
@@ -285,7 +281,6 @@ class ShardedModule(nn.Module):
 
         save = model_parts.save if self._ranks.model_size > 1 else checkpoint.save
         save(
-            self._shards,
             self,
             save_dir,
             tag,
@@ -341,7 +336,7 @@ class ShardedModule(nn.Module):
             not load_module_only,
         )
         load = model_parts.load if self._ranks.model_size > 1 else _load_whole
-        path, client_state = load(self._shards, self, load_dir, tag, wanted)
+        path, client_state = load(self, load_dir, tag, wanted)
         if path is not None:
             self._streamed_hashes.clear()  # of another course of steps
             self.drop_batch()
@@ -357,7 +352,7 @@ class ShardedModule(nn.Module):
 
         Floating-point values have the model's dtype. Returns True.
         """
-        from zerorun.checkpoints.full_state import save_full_state
+        from zerorun.checkpoints.streaming import save_full_state
 
         save_full_state(
             self.module, self._ranks, save_dir, save_filename, exclude_frozen_parameters

@@ -16,7 +16,7 @@ from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.optimizers.optimizer import ShardOptimizer, rule_of
 from zerorun.optimizers.parameter_states import indices_of
-from zerorun.shards.shards import Shards, take_left
+from zerorun.shards.shards import Shards, take_over
 
 _SETTINGS = {
     "train_micro_batch_size_per_gpu": 1,
@@ -73,7 +73,7 @@ class ShardedOptimizer(ShardOptimizer):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         torch_seam.check()
         torch_state_dicts.serve()
-        take_left(parameter for group in optimizer.param_groups for parameter in group["params"])
+        take_over((p for group in optimizer.param_groups for p in group["params"]), left=True)
         with _shards_of(optimizer) as shards:
             super().__init__(shards, optimizer)
         shards.serve(self)
@@ -98,7 +98,7 @@ class ShardedOptimizer(ShardOptimizer):
         for parameter, collect in self._collect:
             collect(parameter)
         self.shards.core.end_micro_step()
-        self.shards.assigned.check()
+        self.shards.writes.check_assigned()
         self.update()
         self._consolidated = None
         return loss
@@ -115,15 +115,24 @@ class ShardedOptimizer(ShardOptimizer):
         """
         shards = self.shards
         chunks: Chunks = {}
-        for name, *chunk in _all_gather(own_chunks(shards), shards.communicator):
-            chunks.setdefault(name, []).append(tuple(chunk))
+        stream = io.BytesIO()
+        torch.save(own_chunks(shards), stream)
+        for data in bytes_of_all(stream.getvalue(), shards.communicator, "optimizer states"):
+            loaded = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+            for name, *chunk in loaded:
+                chunks.setdefault(name, []).append(tuple(chunk))
         if shards.communicator.rank != to:
             return
         states = {}
         for parameter, index in indices_of(self.param_groups).items():
             name, shape = shards.layout.names[parameter], shards.layout.shapes[parameter]
             state = assemble(chunks.get(name, []), 0, shape.numel(), name)
-            states[index] = {key: _shaped(value, shape) for key, value in state.items()}
+            states[index] = {  # step counts and the like as they are
+                key: value.view(shape)
+                if getattr(value, "shape", None) == (shape.numel(),)
+                else value
+                for key, value in state.items()
+            }
         self._consolidated = {key: value for key, value in states.items() if value}
 
     def _state_dict(self) -> dict[str, Any]:
@@ -144,19 +153,3 @@ class ShardedOptimizer(ShardOptimizer):
             groups.append(kept | {"params": list(range(start, start + count))})
             start += count
         return {"state": self._consolidated, "param_groups": groups}
-
-
-def _shaped(value: Any, shape: torch.Size) -> Any:
-    """A state in its parameter's shape; step counts and the like as they are."""
-    flat = isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() == shape.numel()
-    return value.view(shape) if flat else value
-
-
-def _all_gather(mine: list[Any], ranks: _C.Communicator) -> list[Any]:
-    """The lists of all ranks, one after the other."""
-    stream = io.BytesIO()
-    torch.save(mine, stream)
-    gathered = []
-    for data in bytes_of_all(stream.getvalue(), ranks, "optimizer states"):
-        gathered += torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    return gathered

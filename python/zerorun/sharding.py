@@ -16,8 +16,8 @@ from zerorun.device import local_device, make_current
 from zerorun.engine import ZeroEngine
 from zerorun.initialization import initialize
 from zerorun.model.adoption import is_fully_sharded
-from zerorun.model.materialization import Initializer, materialize
 from zerorun.model.model_layout import DTYPES
+from zerorun.model.private_partition import Initializer, materialize
 from zerorun.model.units import UnitPolicy
 
 # Where the configuration that zerorun.shard makes has the values of its keywords.
@@ -78,16 +78,13 @@ def naming_keywords() -> Iterator[None]:
     try:
         yield
     except _C.Error as error:
-        error.args = (_with_keywords(str(error)), *error.args[1:])
+        text = re.sub(r"^zerorun\.shard: 1 problem\s+1\. ", "shard: ", str(error))
+        for pointer, keyword in _POINTERS.items():
+            place = re.escape(pointer) + r"(/device|/nvme_path)?(?![\w/])"
+            text = re.sub(rf"{place}( \(\d+:\d+\))?( \(/[\w/]+\))?", keyword, text)
+        text = text.replace(_FOLDER, f'expected "cpu" or {_FOLDER.removeprefix("expected ")}')
+        error.args = (text, *error.args[1:])
         raise
-
-
-def _with_keywords(text: str) -> str:
-    text = re.sub(r"^zerorun\.shard: 1 problem\s+1\. ", "shard: ", text)
-    for pointer, keyword in _POINTERS.items():
-        place = re.escape(pointer) + r"(/device|/nvme_path)?(?![\w/])"
-        text = re.sub(rf"{place}( \(\d+:\d+\))?( \(/[\w/]+\))?", keyword, text)
-    return text.replace(_FOLDER, f'expected "cpu" or {_FOLDER.removeprefix("expected ")}')
 
 
 _SECTIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -38,20 +38,16 @@ def _tail(path: Path) -> list[str]:
     return [line.decode(errors="replace") for line in whole]
 
 
-def _check_head(path: Path) -> None:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        head = parse_line(file.readline(_TAIL_BYTES)) or {}
-    if "zerorun_metrics" in head:
-        check_version(head, path)
-
-
 def latest(path: Path) -> Latest:
     """ConfigError where there is no such file, or one of something else."""
     if not path.exists():
         raise _C.ConfigError(f"{path}: no such file or folder; expected the FILE of --metrics")
     found = Latest()
     for file in run_files(path):
-        _check_head(file)
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            head = parse_line(opened.readline(_TAIL_BYTES)) or {}
+        if "zerorun_metrics" in head:
+            check_version(head, file)
         rank, age = rank_of(file), time.time() - file.stat().st_mtime
         for text in _tail(file):
             line = parse_line(text) or {}
@@ -84,7 +80,6 @@ def _compute_ms(line: _Line) -> float | None:
 
 
 _Cell = Callable[[_Line], float | None]
-_SHARES = ("waited", "data", "copy", "save")  # of a step; what is left is computation
 
 
 def _share(name: str) -> _Cell:
@@ -102,7 +97,10 @@ _COLUMNS: tuple[tuple[str, _Cell, Callable[[float], str]], ...] = (
     ("step ms", lambda line: _number(line, "step_ms"), lambda v: f"{v:.1f}"),
     ("compute", _compute_ms, lambda v: f"{v:.1f}"),
     ("comm", lambda line: _number(line, "comm_ms"), lambda v: f"{v:.1f}"),
-    *((name, _share(name), lambda v: f"{100 * v:.0f}%") for name in _SHARES),
+    *(
+        (name, _share(name), lambda v: f"{100 * v:.0f}%")
+        for name in ("waited", "data", "copy", "save")
+    ),
     ("optimizer", lambda line: _number(line, "optimizer_ms"), lambda v: f"{v:.1f}"),
     (
         "tokens/s",

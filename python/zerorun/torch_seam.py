@@ -324,8 +324,6 @@ def call_step_hooks(optimizer: torch.optim.Optimizer, kind: str) -> None:
 
 # --- norms with 16-bit parameters beside fp32 statistics ---
 
-_HALVES = (torch.bfloat16, torch.float16)
-
 
 def serve_mixed_norms(model: nn.Module, param_dtype: str) -> None:
     """Lets the norms of a model in 16 bits compute, whose running statistics are fp32.
@@ -370,4 +368,8 @@ def _with_fp32_parameters(original: Any) -> Any:
 
 
 def _widened(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    return parameter.float() if parameter is not None and parameter.dtype in _HALVES else parameter
+    return (
+        parameter.float()
+        if parameter is not None and parameter.dtype in {torch.bfloat16, torch.float16}
+        else parameter
+    )

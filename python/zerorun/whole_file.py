@@ -49,20 +49,16 @@ def _replacing(target: str, temporary: str) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         if exists:
-            _copy_permissions(target, temporary)
+            facts = os.stat(target)
+            with contextlib.suppress(PermissionError):  # only root may give a file away
+                os.chown(temporary, facts.st_uid, facts.st_gid)
+            os.chmod(temporary, stat.S_IMODE(facts.st_mode))
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
     _sync_folder(os.path.dirname(target))
-
-
-def _copy_permissions(source: str, target: str) -> None:
-    facts = os.stat(source)
-    with contextlib.suppress(PermissionError):  # only root may give a file away
-        os.chown(target, facts.st_uid, facts.st_gid)
-    os.chmod(target, stat.S_IMODE(facts.st_mode))
 
 
 def _sync_folder(folder: str) -> None:

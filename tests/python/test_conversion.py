@@ -16,8 +16,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from uneven_model import CONTINUED, SAVED_AFTER, config_of, groups_of, loss_of, make_model, rows_of
 from zerorun import conversion
-from zerorun.interchange.own import optimizer_of
-from zerorun.model.dtypes import SAFETENSORS_NAMES
+from zerorun.interchange.source import optimizer_of
+from zerorun.model.tensors import SAFETENSORS_NAMES
 from zerorun.optimizers.saved_values import COMMON_STATES, check_groups, common_states
 
 

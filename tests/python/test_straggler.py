@@ -9,7 +9,7 @@ import torch
 from metrics_files import write
 from ranks import launch, output_of, passed
 from zerorun.metrics import meter
-from zerorun.report.findings import findings
+from zerorun.report.page import findings
 from zerorun.report.reader import read_run
 from zerorun.top import latest, table
 

@@ -74,7 +74,7 @@ OF_EVERY_ENGINE = [
 ]
 OF_PYTHON = {
     *("_SubParsersAction", "_Unpickler", "_actions", "_asdict", "_exit", "_getframe"),
-    "_option_string_actions",
+    *("_make", "_option_string_actions"),
 }
 
 

@@ -13,8 +13,7 @@ import pytest
 import zerorun as package
 from ranks import environment, piped, write_small_job
 from zerorun.tune.options import DEFAULTS, Options, parse
-from zerorun.tune.search import Search
-from zerorun.tune.trial import Trial, command_of
+from zerorun.tune.search import Search, Trial, command_of
 
 Start = Callable[[str], subprocess.Popen[str]]
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,18 +15,13 @@ from zerorun.agreement import all_or_none, text_of_rank_zero
 from zerorun.checkpoints import shard_files
 from zerorun.interchange import untrusted
 from zerorun.interchange.load_into_engine import Filling
-from zerorun.interchange.own import exact_dtypes_of, open_own
+from zerorun.interchange.source import exact_dtypes_of, open_own
 from zerorun.model import buffers as saved_buffers
+from zerorun.optimizers import saved_values
 from zerorun.optimizers.optimizer import ShardOptimizer
-from zerorun.optimizers.saved_values import (
-    check_groups,
-    check_schedule,
-    whole_number,
-    with_own_decay,
-)
+from zerorun.program_warning import logger
 from zerorun.shards.shards import Policy, Shards
 
-_logger = logging.getLogger("zerorun")
 _LATEST = "latest"
 _PICKLE = "pickle_client_state"  # what JSON has no form for is pickled and unpickled
 
@@ -42,6 +36,7 @@ class Training(Protocol):
     global_steps: int
     micro_steps: int
     _policy: Policy
+    _shards: Shards
     _saves_model_only: bool  # a save's optimizer states and hyperparameters mean nothing
 
     @property
@@ -62,14 +57,12 @@ def _data_loader(training: Training) -> Any:
     return training.training_dataloader if training._policy.resumes_data else None
 
 
-def _encode(
-    shards: Shards, training: Training, data: dict[str, Any], objects: dict[str, Any]
-) -> str:
+def _encode(training: Training, data: dict[str, Any], objects: dict[str, Any]) -> str:
     pickles = _is_on(training, _PICKLE) or training._policy.pickles_objects
     text = program_state.encode(data, objects, allow_pickle=pickles)
     unasked = program_state.has_pickle(text) and not _is_on(training, _PICKLE)
-    if unasked and shards.communicator.rank == 0:
-        _logger.warning(
+    if unasked and training._shards.communicator.rank == 0:
+        logger.warning(
             "save_checkpoint: client_state or a schedule has objects that JSON has no form for. "
             'They are pickled; only with "checkpoint": {"pickle_client_state": true} will a load '
             "read them, since that runs the pickle's code"
@@ -77,14 +70,7 @@ def _encode(
     return text
 
 
-def _plain_text(configuration: dict[str, Any]) -> str:
-    """As JSON, which has no infinity: the text of one, as of every other value that it lacks."""
-    values = json.dumps(configuration, default=str)
-    return json.dumps(json.loads(values, parse_constant=str))
-
-
 def save(  # noqa: PLR0913 - the options of the engine's method
-    shards: Shards,
     training: Training,
     directory: str | os.PathLike[str],
     tag: str | None,
@@ -102,18 +88,21 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     Not `blocking`: returns when the states are copied, and `shards.saver` tells the rest. Waits for
     a save before this one. Raises CheckpointError, ConfigError or IoError on every rank.
     """
+    shards = training._shards
     shards.saver.wait()
     folder, node_local = os.fspath(directory), is_node_local(training)
     name = text_of_rank_zero(tag_of(training, tag), shards.communicator, "tag of the checkpoint")
-    data, objects = _data(shards, training, part), _objects(training, client_state)
+    data, objects = _data(training, part), _objects(training, client_state)
     with all_or_none(shards.communicator, "save_checkpoint"):
-        text = _encode(shards, training, data, objects)
+        text = _encode(training, data, objects)
         buffers = saved_buffers.values(training.module)
-        configuration = _plain_text(training.config)
+        # JSON has no infinity: the text of one, as of every other value that it lacks.
+        values = json.loads(json.dumps(training.config, default=str), parse_constant=str)
+        configuration = json.dumps(values)
     record: shard_files.Record | None = None
     if shards.torch_states is not None:
         record = data["shard_files"] = shard_files.save(shards, folder, name, node_local=node_local)
-        text = _encode(shards, training, data, objects)
+        text = _encode(training, data, objects)
     keep = (shards.settings.checkpoint.keep_last, shards.settings.checkpoint.keep_every)
     arguments = (
         folder, name, text, exclude_frozen, save_latest, configuration, buffers, keep,
@@ -144,10 +133,11 @@ def save(  # noqa: PLR0913 - the options of the engine's method
 
 
 def shared_tag(
-    shards: Shards, training: Training, directory: str | os.PathLike[str], tag: str | None
+    training: Training, directory: str | os.PathLike[str], tag: str | None
 ) -> str | None:
     """The tag of what to load, rank 0's. Collective; where each host keeps its own files, every
     host has the tables of that checkpoint afterwards."""
+    shards = training._shards
     given = text_of_rank_zero("" if tag is None else str(tag), shards.communicator, "tag to load")
     tag = given or None
     if not is_node_local(training):
@@ -163,13 +153,13 @@ def tag_of(training: Training, tag: str | None) -> str:
     return f"global_step{training.global_steps}" if tag in (None, "") else str(tag)
 
 
-def _data(shards: Shards, training: Training, part: dict[str, Any] | None) -> dict[str, Any]:
+def _data(training: Training, part: dict[str, Any] | None) -> dict[str, Any]:
     """The package's own part."""
     return {
         "counters": {"global_steps": training.global_steps, "micro_steps": training.micro_steps},
-        "optimizer": _optimizer_name(shards, training.optimizer),
+        "optimizer": _optimizer_name(training._shards, training.optimizer),
         "model_only": training._saves_model_only,
-        "exact_dtypes": shards.layout.exact_dtypes(),
+        "exact_dtypes": training._shards.layout.exact_dtypes(),
         "data_position": getattr(_data_loader(training), "used", None),
         "part": part,
         "shard_files": None,
@@ -213,16 +203,12 @@ class Wanted:
         scheduler = training.lr_scheduler if self.lr_scheduler_states else None
         if not saved or not hasattr(scheduler, "load_state_dict"):
             return None
-        check_schedule(scheduler, saved, where)
+        saved_values.check_schedule(scheduler, saved, where)
         return saved
 
 
 def load(
-    shards: Shards,
-    training: Training,
-    directory: str | os.PathLike[str],
-    tag: str | None,
-    wanted: Wanted,
+    training: Training, directory: str | os.PathLike[str], tag: str | None, wanted: Wanted
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Collective; (path, client_state), or (None, None) when there is no checkpoint.
 
@@ -230,10 +216,10 @@ def load(
     not fit is a CheckpointError on every rank, and nothing has changed. Unpickles what was pickled
     of the client_state and the scheduler's state only if the configuration allows that.
     """
+    shards, folder = training._shards, os.fspath(directory)
     shards.saver.wait()
-    folder = os.fspath(directory)
     if tag is None and not untrusted.is_there(os.path.join(folder, _LATEST)):
-        _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
+        logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
     optimizer = training.optimizer if wanted.optimizer_states else None
     settings: list[dict[str, Any]] | None = None
@@ -244,7 +230,7 @@ def load(
         position = _position(found.data, folder)
         is_model = found.data.get("model_only") is True
         if is_model and optimizer is not None:
-            _logger.warning("%s has a model alone: optimizer states begin anew", folder)
+            logger.warning("%s has a model alone: optimizer states begin anew", folder)
             optimizer = None
         if optimizer is not None:
             settings = _settings(shards, optimizer, found.data, found.objects, folder)
@@ -252,7 +238,7 @@ def load(
                 shard_files.check_record(found.data["shard_files"], folder)
         schedule = wanted.schedule(training, found.objects.get("lr_scheduler"), folder)
     scaler = shards.core.loss_scaler
-    chunks: shard_files.Chunks | None = None
+    chunks: shard_files.Chunks = {}
     if optimizer is not None and shards.external:
         chunks = _read_states(shards, training, folder, found.data["shard_files"], strict=strict)
     if optimizer is None and (is_model or _is_of_another(shards, training, found.data)):
@@ -261,9 +247,11 @@ def load(
         _C.load_checkpoint(shards.core, folder, found.saved.tag, strict)
     saved_buffers.restore(training.module, found.buffers)
     skipped_steps = shards.core.skipped_steps  # of the checkpoint
-    _restore_optimizer(shards, training.optimizer, optimizer, settings, chunks)
-    if optimizer is None:  # as with the states, the engine's own loss scale stays
-        shards.core.set_progress(shards.core.step_count, shards.core.skipped_steps, scaler)
+    if optimizer is not None and settings is not None:
+        optimizer.load_group_settings(settings)
+    shard_files.restore(shards, chunks)
+    if optimizer is None:
+        _begin_anew(training, scaler)
     if schedule:
         training.lr_scheduler.load_state_dict(schedule)
     if wanted.counters:
@@ -297,7 +285,13 @@ def _check(training: Training, folder: str, tag: str, *, strict: bool) -> _Found
     buffers = saved_buffers.read(saved)
     if strict and data:  # the bundled train saves no buffers
         saved_buffers.check(training.module, buffers, folder)
-    return _Found(saved, data, objects, buffers, _counts(data, folder))
+    counters = data.get("counters") or {}
+    if not isinstance(counters, dict):
+        raise _C.CheckpointError(f"{folder}: 'counters' is no dictionary")
+    counts = {
+        name: saved_values.whole_number(value, name, folder) for name, value in counters.items()
+    }
+    return _Found(saved, data, objects, buffers, counts)
 
 
 def _check_exact_dtypes(shards: Shards, data: dict[str, Any], folder: str) -> None:
@@ -318,26 +312,18 @@ def _position(data: dict[str, Any], folder: str) -> dict[str, Any] | None:
         return None
     counts = ("epoch", "samples", *(["length"] if found.get("length") is not None else []))
     return {"length": None} | {
-        name: whole_number(found.get(name), f"{name} of the data", folder) for name in counts
+        name: saved_values.whole_number(found.get(name), f"{name} of the data", folder)
+        for name in counts
     }
 
 
-def _restore_optimizer(
-    shards: Shards,
-    own: ShardOptimizer | None,
-    loaded: ShardOptimizer | None,
-    settings: list[dict[str, Any]] | None,
-    chunks: shard_files.Chunks | None,
-) -> None:
-    """Settings and states of the loaded optimizer; without one the engine's own begins anew."""
-    if loaded is not None:
-        if settings is not None:
-            loaded.load_group_settings(settings)
-        if chunks is not None:
-            shard_files.restore(shards, chunks)
-    elif own is not None:
-        shards.core.reset_optimizer()
-        shards.core.refresh_from_masters()
+def _begin_anew(training: Training, scaler: Any) -> None:
+    """The optimizer, if there is one; as with the states, the engine's own loss scale stays."""
+    core = training._shards.core
+    if training.optimizer is not None:
+        core.reset_optimizer()
+        core.refresh_from_masters()
+    core.set_progress(core.step_count, core.skipped_steps, scaler)
 
 
 def _is_of_another(shards: Shards, training: Training, data: dict[str, Any]) -> bool:
@@ -354,14 +340,6 @@ def _fill_alone(shards: Shards, saved: _C.SavedModel, folder: str, *, strict: bo
         source = open_own(folder, saved.tag)
         filling = Filling(shards, source, strict=strict and is_whole, states=False)
     filling.fill()
-
-
-def _counts(data: dict[str, Any], folder: str) -> dict[str, int]:
-    """The counters of a checkpoint. Raises CheckpointError."""
-    counters = data.get("counters") or {}
-    if not isinstance(counters, dict):
-        raise _C.CheckpointError(f"{folder}: 'counters' is no dictionary")
-    return {name: whole_number(value, name, folder) for name, value in counters.items()}
 
 
 def _read_states(
@@ -391,8 +369,8 @@ def _settings(
         groups, present = objects.get("param_groups"), optimizer.param_groups
         if groups is None:
             return None
-        check_groups(groups, folder, external=shards.external, count=len(present))
-        return with_own_decay(groups, None, shards.settings.optimizer, folder)
+        saved_values.check_groups(groups, folder, external=shards.external, count=len(present))
+        return saved_values.with_own_decay(groups, None, shards.settings.optimizer, folder)
     raise _C.CheckpointError(
         f"{folder}: the checkpoint has the states of {saved or 'no optimizer'}, this engine's "
         f"optimizer is {own}; load_optimizer_states=False loads the model alone"

@@ -1,6 +1,5 @@
 """Continuing from another program's checkpoint, as load_checkpoint does from zerorun's."""
 
-import logging
 import os
 from typing import Any
 
@@ -17,17 +16,12 @@ from zerorun.model import buffers as saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
 from zerorun.optimizers.optimizer_probe import state_names
 from zerorun.optimizers.saved_values import DECOUPLED, check_groups, with_own_decay
+from zerorun.program_warning import logger
 from zerorun.shards.shards import Shards
-
-_logger = logging.getLogger("zerorun")
 
 
 def load(
-    shards: Shards,
-    training: Training,
-    directory: str | os.PathLike[str],
-    tag: str | None,
-    wanted: Wanted,
+    training: Training, directory: str | os.PathLike[str], tag: str | None, wanted: Wanted
 ) -> tuple[str, dict[str, Any]] | None:
     """As checkpoint.load; None for zerorun's own checkpoints, and where there is none.
 
@@ -35,6 +29,7 @@ def load(
     checkpoint that is damaged or does not fit is a CheckpointError on every rank, and nothing has
     changed. No code that the files name is run.
     """
+    shards = training._shards
     optimizer = training.optimizer if wanted.optimizer_states else None
     with all_or_none(shards.communicator, "load_checkpoint"):
         folder = formats.find(os.fspath(directory), None if tag is None else str(tag))
@@ -46,7 +41,7 @@ def load(
         if wanted.strict:
             saved_buffers.check(training.module, buffers, folder)
         if source.is_model and optimizer is not None:
-            _logger.warning("%s is %s: optimizer states begin anew", folder, source.format)
+            logger.warning("%s is %s: optimizer states begin anew", folder, source.format)
             optimizer = None
         filling = Filling(shards, source, strict=wanted.strict, states=optimizer is not None)
         settings: list[dict[str, Any]] = []

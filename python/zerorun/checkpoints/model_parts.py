@@ -6,7 +6,6 @@ that it replaces aside, as ``<tag>.previous``: a load takes that until the new o
 """
 
 import contextlib
-import logging
 import os
 import re
 import secrets
@@ -20,10 +19,9 @@ from zerorun.checkpoints import checkpoint
 from zerorun.checkpoints.checkpoint import Training, Wanted
 from zerorun.interchange import formats
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.shards.shards import Shards
+from zerorun.program_warning import logger
 from zerorun.whole_file import replacing
 
-_logger = logging.getLogger("zerorun")
 _PART = re.compile(r"mp_rank_(\d\d+)")
 _LATEST, _MANIFEST, _PREVIOUS = "latest", "checkpoint.json", ".previous"
 
@@ -64,7 +62,6 @@ def _on_all(ranks: EngineRanks, operation: str) -> Iterator[None]:
 
 
 def save(
-    shards: Shards,
     training: Training,
     directory: str | os.PathLike[str],
     tag: str | None,
@@ -74,7 +71,7 @@ def save(
     **options: Any,
 ) -> str:
     """As checkpoint.save, of all parts. Collective over the job."""
-    ranks = shards.ranks
+    shards, ranks = training._shards, training._shards.ranks
     name = text_of_rank_zero(checkpoint.tag_of(training, tag), ranks.job, "tag of the checkpoint")
     identity = text_of_rank_zero(secrets.token_hex(8), ranks.job, "name of the save")
     folder = os.path.join(os.fspath(directory), name)
@@ -97,7 +94,6 @@ def save(
     try:
         with _on_all(ranks, "save_checkpoint"):
             checkpoint.save(
-                shards,
                 training,
                 folder,
                 _name(ranks.model_rank),
@@ -108,8 +104,9 @@ def save(
                 **options,
             )
     except Exception:
-        if ranks.job.rank == 0:
-            _bring_back(folder)
+        if ranks.job.rank == 0 and os.path.isdir(folder + _PREVIOUS):  # undoes _put_aside
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(folder + _PREVIOUS, folder)
         raise
     return name
 
@@ -131,13 +128,6 @@ def _put_aside(folder: str, size: int) -> None:
         os.rename(folder, folder + _PREVIOUS)
 
 
-def _bring_back(folder: str) -> None:
-    """Undoes _put_aside where the save failed."""
-    if os.path.isdir(folder + _PREVIOUS):
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(folder + _PREVIOUS, folder)
-
-
 def _end_save(folder: str, size: int, identity: str, *, save_latest: bool) -> None:
     """Whichever part is complete last finds the others."""
     if not _is_complete(folder, size) or _save_of(folder, 0) != identity:
@@ -154,15 +144,11 @@ def _end_save(folder: str, size: int, identity: str, *, save_latest: bool) -> No
 
 
 def load(
-    shards: Shards,
-    training: Training,
-    directory: str | os.PathLike[str],
-    tag: str | None,
-    wanted: Wanted,
+    training: Training, directory: str | os.PathLike[str], tag: str | None, wanted: Wanted
 ) -> tuple[str | None, dict[str, Any] | None]:
     """As checkpoint.load, of all parts. Collective over the job."""
-    ranks = shards.ranks
-    shards.saver.wait()
+    ranks = training._shards.ranks
+    training._shards.saver.wait()
     named = "" if tag is None else str(tag)
     if tag is None and ranks.job.rank == 0:
         named = _latest(os.fspath(directory))
@@ -183,7 +169,7 @@ def load(
                 "a save over this tag did not end; load another tag"
             )
     with _on_all(ranks, "load_checkpoint"):
-        _, client_state = checkpoint.load(shards, training, folder, _name(ranks.model_rank), wanted)
+        _, client_state = checkpoint.load(training, folder, _name(ranks.model_rank), wanted)
     return folder, client_state
 
 
@@ -192,7 +178,7 @@ def _loadable(directory: str, tag: str, size: int) -> str:
     folder = os.path.join(directory, tag)
     if _is_complete(folder, size) or not _is_complete(folder + _PREVIOUS, size):
         return tag
-    _logger.warning(
+    logger.warning(
         "%s: a save over this tag did not end; loading the one before it, %s%s",
         folder,
         tag,

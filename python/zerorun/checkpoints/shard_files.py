@@ -30,7 +30,6 @@ Chunks = dict[str, list[Chunk]]
 Record = dict[str, Any]
 
 _PREFIX = "optimizer_shards"
-_CHUNK_NBYTES = 1 << 20
 
 
 def save(shards: Shards, directory: str, tag: str, *, node_local: bool) -> Record:
@@ -200,7 +199,7 @@ def _check(path: str, size: int, digest: str | None) -> None:
         return
     hashed = hashlib.sha256()
     with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_NBYTES):
+        while chunk := file.read(1 << 20):
             hashed.update(chunk)
     if hashed.hexdigest() != digest:
         raise _C.CheckpointError(
@@ -211,7 +210,7 @@ def _check(path: str, size: int, digest: str | None) -> None:
 def restore(shards: Shards, chunks: Chunks) -> None:
     """Gives the optimizer the states of this rank's elements out of what read() returned."""
     names, kept = parameter_names(shards), shards.torch_states
-    for interval in shards.core.state_intervals():
+    for interval in shards.core.state_intervals() if chunks else ():
         name = names[interval.parameter]
         if interval.grad is not None and name in chunks:
             if kept is None:
@@ -225,7 +224,8 @@ def assemble(chunks: list[Chunk], begin: int, numel: int, name: str) -> dict[str
     state: dict[str, Any] = {}
     for low, high, chunk_begin, chunk_numel, values in _overlaps(chunks, begin, numel, name):
         for key, value in values.items():
-            if not _is_per_element(value, chunk_numel):
+            tensor = isinstance(value, torch.Tensor) and value.dim() > 0
+            if not tensor or value.numel() != chunk_numel:  # a step count, say
                 state[key] = value.clone() if isinstance(value, torch.Tensor) else value
                 continue
             if key not in state:
@@ -233,11 +233,6 @@ def assemble(chunks: list[Chunk], begin: int, numel: int, name: str) -> dict[str
             part = value.flatten()[low - chunk_begin : high - chunk_begin]
             state[key][low - begin : high - begin] = part
     return state
-
-
-def _is_per_element(value: Any, numel: int) -> bool:
-    """True if a state has a number for each element; a step count has no dimension."""
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == numel
 
 
 def _overlaps(

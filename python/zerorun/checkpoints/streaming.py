@@ -1,8 +1,10 @@
-"""A model in flat buckets, one after the other, for an engine elsewhere that generates with it."""
+"""A model in flat buckets, one after the other, for an engine elsewhere that generates with it; and
+the whole model on one rank."""
 
 import contextlib
 import functools
 import hashlib
+import os
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +14,11 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none, texts_of_all
-from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
-from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.local_tensor import local_of, place, whole_of
-from zerorun.model.partition import gathered
+from zerorun.model.engine_ranks import EngineRanks, is_marked
+from zerorun.model.partition import gathered, partition_of
+from zerorun.model.tensors import is_distributed, local_of, place, whole_of
 from zerorun.model.units import plain_name
+from zerorun.whole_file import replacing
 
 _ALIGNMENT = 16  # bytes: a view of any dtype may begin there
 _SLICE = 1 << 20  # elements that are hashed at once
@@ -124,11 +126,22 @@ class ParameterStream(Iterator[ParameterBucket]):
         model, ranks = engine.module, engine._ranks
         with all_or_none(ranks.job, "stream_parameters"):
             self._check(bucket_bytes, owners, merge_adapters)
-        self._check_agreement(ranks, bucket_bytes, owners, merge_adapters)
+        # Ranks that disagree would wait for each other's gathers.
+        told = repr((bucket_bytes, owners, merge_adapters, dtype, changed_since, self._step))
+        if len(set(texts_of_all(told, ranks.job))) > 1:
+            raise _C.ConfigError(
+                "stream_parameters: ranks disagree about its arguments or their step; this rank: "
+                f"(bucket_bytes, owners, merge_adapters, dtype, changed_since, step) = {told}"
+            )
         check_one_model(model, ranks)
         self._adapters = MergedAdapters(model) if merge_adapters else None
         count = ranks.job.world_size if owners == "all" else 1
-        capacity = min(bucket_bytes, _room(engine, dtype))
+        tensors = [(shape.numel(), p.dtype) for p, shape in engine._layout.shapes.items()]
+        tensors += [(buffer.numel(), buffer.dtype) for buffer in model.buffers()]
+        widest = 0 if dtype is None else dtype.itemsize
+        # No more than is enough for the whole model.
+        room = sum(n * max(own.itemsize, widest) + _ALIGNMENT for n, own in tensors)
+        capacity = min(bucket_bytes, room)
         self._round_of = count, ranks.job.rank, capacity, engine.device
         engine._shards.release_all()
         engine._shards.finish_updates()
@@ -161,15 +174,6 @@ class ParameterStream(Iterator[ParameterBucket]):
         since = self._since
         if since is not None and (type(since) is not int or not 0 <= since <= self._step):
             raise _fault("changed_since", since, f"a step from 0 to {self._step}, or None")
-
-    def _check_agreement(self, ranks: EngineRanks, *arguments: Any) -> None:
-        """Collective: ranks that disagree would wait for each other's gathers."""
-        told = repr((*arguments, self._dtype, self._since, self._step))
-        if len(set(texts_of_all(told, ranks.job))) > 1:
-            raise _C.ConfigError(
-                "stream_parameters: ranks disagree about its arguments or their step; this rank: "
-                f"(bucket_bytes, owners, merge_adapters, dtype, changed_since, step) = {told}"
-            )
 
     def _stream(self, model: nn.Module) -> Generator[ParameterBucket]:
         streamed = self._engine._streamed_hashes
@@ -211,7 +215,7 @@ class ParameterStream(Iterator[ParameterBucket]):
         gathered: Iterable[tuple[str, Any]] = full_parameters_of(model)
         for name, parameter in gathered:
             first, *tied = names.get(id(parameter), [self._name(name)])
-            if self._adapters is not None and not self._adapters.keeps(parameter):
+            if self._adapters is not None and parameter in self._adapters.left_out:
                 continue
             values = whole_of(parameter)
             if self._adapters is not None:
@@ -227,14 +231,6 @@ class ParameterStream(Iterator[ParameterBucket]):
     def _name(self, key: str) -> str:
         name = plain_name(key)
         return name if self._adapters is None else self._adapters.name(name)
-
-
-def _room(engine: Any, dtype: torch.dtype | None) -> int:
-    """Bytes that are enough for the whole model."""
-    tensors = [(shape.numel(), p.dtype) for p, shape in engine._layout.shapes.items()]
-    tensors += [(buffer.numel(), buffer.dtype) for buffer in engine.module.buffers()]
-    widest = 0 if dtype is None else dtype.itemsize
-    return sum(numel * max(own.itemsize, widest) + _ALIGNMENT for numel, own in tensors)
 
 
 def _hash_of(values: torch.Tensor) -> bytes:
@@ -270,10 +266,10 @@ class MergedAdapters:
     def __init__(self, model: nn.Module) -> None:
         """Raises ConfigError where adapters are merged already."""
         self._layers: dict[nn.Parameter, Any] = {}  # those that adapt a parameter
-        self._left_out: set[nn.Parameter] = set()
+        self.left_out: set[nn.Parameter] = set()
         for name, module in model.named_modules():
             if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
-                self._left_out.update(module.original_module.parameters())
+                self.left_out.update(module.original_module.parameters())
             elif hasattr(module, "get_base_layer") and hasattr(module, "merged_adapters"):
                 if module.merged_adapters:
                     raise _C.ConfigError(
@@ -282,10 +278,7 @@ class MergedAdapters:
                     )
                 adapted = dict.fromkeys(module.get_base_layer().parameters(), module)
                 self._layers |= adapted
-                self._left_out |= set(module.parameters()) - adapted.keys()
-
-    def keeps(self, parameter: nn.Parameter) -> bool:
-        return parameter not in self._left_out
+                self.left_out |= set(module.parameters()) - adapted.keys()
 
     def name(self, name: str) -> str:
         """The name in the model without adapters."""
@@ -317,3 +310,91 @@ def _copied(module: nn.Module) -> Iterator[None]:
     finally:
         for parameter, values in before:
             place(parameter, values)
+
+
+# --- the whole model: parameter by parameter for whoever takes them over, or on one rank ---
+
+_Named = tuple[str, nn.Parameter]
+
+
+def full_parameters_of(model: nn.Module) -> Iterator[_Named]:
+    """Each parameter once, under its first name, full until the next one is asked for. Collective.
+
+    Those that are gathered together follow each other, so each is gathered once.
+    """
+    together: dict[Any, list[_Named]] = {}
+    for name, parameter in model.named_parameters():
+        unit = getattr(partition_of(parameter), "unit", parameter)
+        together.setdefault(unit, []).append((plain_name(name), parameter))
+    for members in together.values():
+        with gathered([members[0][1]]):
+            yield from members
+
+
+def full_state_dict(
+    model: nn.Module, ranks: EngineRanks, exclude_frozen: bool = False, *, everywhere: bool = False
+) -> dict[str, torch.Tensor] | None:
+    """The model's state dict in its own dtype, copied to host memory: rank 0's, None on the others,
+    unless it is wanted `everywhere`. Names are those of the model that is not compiled.
+
+    Collective. Parameters are gathered one unit at a time. Tied parameters share their copy.
+    DTensors become whole. Raises ConfigError where a model is divided among ranks otherwise.
+    """
+    check_one_model(model, ranks)
+    keep = everywhere or ranks.data.rank == 0  # of a DTensor, the first replica's ranks
+    copies: dict[nn.Parameter, torch.Tensor] = {}
+    for _, parameter in full_parameters_of(model):
+        if keep and (parameter.requires_grad or not exclude_frozen):
+            copies[parameter] = whole_of(parameter).to("cpu", copy=True)
+    ranks.job.barrier("full state dict")
+    if not everywhere and ranks.job.rank > 0:
+        return None
+    state: dict[str, torch.Tensor] = {}
+    for key, value in model.state_dict(keep_vars=True).items():
+        name = plain_name(key)
+        if not isinstance(value, nn.Parameter):
+            tensor = isinstance(value, torch.Tensor)
+            state[name] = whole_of(value).to("cpu", copy=True) if tensor else value
+        elif value in copies:
+            state[name] = copies[value]
+    return state
+
+
+def check_one_model(model: nn.Module, ranks: EngineRanks) -> None:
+    """Raises ConfigError where no rank can make the whole model."""
+    if ranks.experts:
+        raise _C.ConfigError(
+            "the whole model on one rank: its experts are on different ranks: "
+            "engine.save_checkpoint() saves them all, and `zerorun ckpt export DIR OUTPUT` makes "
+            "one model of that"
+        )
+    if ranks.model_size == 1:
+        return
+    whole = ranks.mesh is not None and ranks.mesh.of_dtensors
+    for name, parameter in model.named_parameters():
+        if whole and (is_distributed(parameter) or not is_marked(parameter)):
+            continue
+        raise _C.ConfigError(
+            f"the whole model on one rank: it is divided among {ranks.model_size} model-parallel "
+            f"ranks, and only its own code knows how {name} is: engine.save_checkpoint() saves all "
+            "parts, engine.module.state_dict() below stage 3 is this rank's part"
+        )
+
+
+def save_full_state(
+    model: nn.Module,
+    ranks: EngineRanks,
+    directory: str | os.PathLike[str],
+    filename: str,
+    exclude_frozen: bool = False,
+) -> None:
+    """Writes full_state_dict into `directory`/`filename`, on rank 0. Collective.
+
+    The file is complete or not there. Raises IoError on every rank.
+    """
+    state = full_state_dict(model, ranks, exclude_frozen)
+    with all_or_none(ranks.job, "saving the model"):
+        if state is not None:
+            os.makedirs(directory, exist_ok=True)
+            with replacing(os.path.join(directory, filename)) as file:
+                torch.save(state, file)

@@ -46,8 +46,7 @@ class _Finder:
 
 
 def _take_places(module: Any) -> None:
-    from zerorun.checkpoints.state_dict_in import load_model, load_optimizer
-    from zerorun.checkpoints.state_dict_out import get_model, get_optimizer
+    from zerorun.checkpoints.state_dicts import get_model, get_optimizer, load_model, load_optimizer
 
     torch_seam.check_module(_MODULE)
     for name, replacement in (

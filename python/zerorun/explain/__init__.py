@@ -12,7 +12,6 @@ from typing import NamedTuple
 __all__ = ["Entry", "explain"]
 
 _FEWEST_WORDS, _FEWEST_OF_MESSAGE = 2, 3
-_LONGEST_BEGINNING = 400  # characters, more than any message has
 _EMPTY = re.compile(r"[\[(]0[\])]")  # a shape or a size
 _PYTHONS_OWN = "object has no attribute"  # in errors of all kinds
 
@@ -114,7 +113,8 @@ def _cut_off(text: str, known: list[tuple[str, str]]) -> str | None:
     """The anchor of the messages whose beginning is in the text, where its last sentences begin;
     None if they belong to several entries. A message within another's match does not count."""
     begins = {0, *(found.end() for found in re.finditer(r"[:\]] ", text))}
-    tails = [text[at:] for at in sorted(begins) if len(text) - at < _LONGEST_BEGINNING]
+    # No message has as many characters.
+    tails = [text[at:] for at in sorted(begins) if len(text) - at < 400]
     tails = [tail for tail in tails if len(_words(tail)) >= _FEWEST_WORDS]
     found: list[tuple[int, int, int, str]] = []  # begin, minus its words, end, anchor
     for anchor, message in known:

@@ -24,31 +24,11 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.module_call import (
-    AutocastCopies,
-    Casts,
-    ModuleCall,
-    Results,
-    Views,
-    on_autocast,
-    refuse_fork,
-    running_modules,
-    tensors_in,
-    views_in,
-    with_copies,
-)
-from zerorun.hooks.shared_unit import (
-    BucketMemory,
-    SharedUnit,
-    external_parameters,
-    full_parameters,
-    gathered_at,
-    registered,
-    stop_watching,
-    watch_reads,
-)
-from zerorun.model.local_tensor import is_distributed, is_empty
+from zerorun.hooks import module_call, shared_unit
+from zerorun.hooks.module_call import AutocastCopies, Casts, ModuleCall, Views, tensors_in, views_in
+from zerorun.hooks.shared_unit import SharedUnit, external_parameters, registered
 from zerorun.model.model_layout import ModelLayout
+from zerorun.model.tensors import is_distributed, is_empty
 from zerorun.model.uncopied import ModuleHook
 
 
@@ -59,8 +39,8 @@ class GatherHooks:
         self, model: nn.Module, core: _C.Engine, layout: ModelLayout, device: torch.device
     ) -> None:
         self.core, self.layout = core, layout
-        self.memory = BucketMemory.serving(core, device)
-        full = full_parameters(core, layout, self.memory)
+        self.memory = shared_unit.BucketMemory(core, device)
+        full = shared_unit.full_parameters(core, layout, self.memory)
         units = (SharedUnit(unit, core, layout, full) for unit in layout.units)
         self.unit_of = {p: unit for unit in units for p in unit.parameters}
         self._unit_in = {
@@ -93,10 +73,11 @@ class GatherHooks:
 
     def attach(self) -> None:
         """Puts the hooks on the modules, whose parameters are placed."""
-        on_autocast(self)
+        module_call.on_autocast(self)
         for module in self._model.modules():
-            watch_reads(module, self.unit_of, self)
-        for module, units in gathered_at(self._model, self.layout.units, self.unit_of).items():
+            shared_unit.watch_reads(module, self.unit_of, self)
+        places = shared_unit.gathered_at(self._model, self.layout.units, self.unit_of)
+        for module, units in places.items():
             self.hook(module, units)
         for module in filter(external_parameters, self._model.modules()):
             self.hook(module)
@@ -124,7 +105,8 @@ class GatherHooks:
     ) -> None:
         for called, _ in self._stack:
             if called is module:
-                self._forget_interrupted(running_modules(sys._getframe(1))[1:])  # before this call
+                running = module_call.running_modules(sys._getframe(1))
+                self._forget_interrupted(running[1:])  # before this call
                 break
         stack = self._stack
         if not stack and self._open and torch._C._current_graph_task_id() < 0:
@@ -141,13 +123,13 @@ class GatherHooks:
                 stack.append((module, None))  # a call further out holds everything
                 return
         if os.getpid() != self._process:
-            refuse_fork(module)
+            module_call.refuse_fork(module)
         autocast = torch.is_autocast_enabled(self._device_type)
         call = ModuleCall(self, AutocastCopies(self.casts) if autocast else None)
         stack.append((module, call))
         call.add(units)
         if torch.is_grad_enabled():
-            for tensor in tensors_in((args, kwargs)):
+            for tensor in tensors_in((args, kwargs))[0]:
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.end_backward)
 
@@ -160,11 +142,8 @@ class GatherHooks:
         if call is None:
             return None
         try:
-            if type(result) is torch.Tensor:
-                tensors, complete = [result], True
-            else:
-                results = Results(result)
-                tensors, complete = results.tensors, results.complete
+            plain = type(result) is torch.Tensor
+            tensors, complete = ([result], True) if plain else tensors_in(result, whole=True)
             if torch.is_grad_enabled():
                 for tensor in tensors:
                     if tensor.grad_fn is not None:
@@ -210,7 +189,7 @@ class GatherHooks:
         for made in copies.values():
             if made.requires_grad:
                 made.register_hook(call.begin_backward)  # parameters are full for their gradients
-        return with_copies(result, copies)
+        return module_call.with_copies(result, copies)
 
     def _call_around(self, module: nn.Module | None = None) -> ModuleCall | None:
         """The innermost call that holds anything; of those around `module`, if it is running."""
@@ -240,7 +219,7 @@ class GatherHooks:
         call, reader = self._call_around(), self._running_without_hooks(module)
         if reader is not None:
             if os.getpid() != self._process:
-                refuse_fork(reader)
+                module_call.refuse_fork(reader)
             self._hook_on_its_own(reader)
         if call is not None and (empty or reader is None):
             call.add([unit], self._under_autocast())
@@ -252,7 +231,7 @@ class GatherHooks:
 
     def _running_without_hooks(self, module: nn.Module) -> nn.Module | None:
         """The module of the model that reads a parameter of `module`, unless its call has hooks."""
-        running = running_modules(sys._getframe(2))
+        running = module_call.running_modules(sys._getframe(2))
         if module not in running:
             inside = set(self._model.modules()) if running else ()
             module = next((each for each in running if each in inside), module)
@@ -361,7 +340,7 @@ class GatherHooks:
         Before parameters change, outside of forward and backward.
         """
         if self._stack:
-            self._forget_interrupted(running_modules(sys._getframe(1)))
+            self._forget_interrupted(module_call.running_modules(sys._getframe(1)))
         self.release_open()
         kept, self._kept = self._kept, {}
         for unit in kept:
@@ -393,4 +372,4 @@ class GatherHooks:
                 handle.remove()
         self._hooked.clear()
         for module in self._model.modules():
-            stop_watching(module)
+            shared_unit.stop_watching(module)

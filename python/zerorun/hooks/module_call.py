@@ -1,8 +1,6 @@
 """A call of a module at stage 3: what is gathered for its forward, and again for its backward, and
 the tensors that it takes, returns, and casts under autocast."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import types
@@ -10,32 +8,16 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from zerorun import _C, torch_seam
 from zerorun.hooks.shared_unit import SharedUnit
-from zerorun.model.local_tensor import is_distributed, local_of
+from zerorun.model.tensors import is_distributed, local_of
 
 Views = list[tuple[torch.Tensor, SharedUnit]]
-
-
-class _Hooks(Protocol):
-    """The hooks that made a call."""
-
-    def opened(self, call: ModuleCall) -> None:
-        """Its backward has begun."""
-
-    def closed(self, call: ModuleCall) -> None:
-        """Its backward has ended."""
-
-    def keep(self, units: Sequence[SharedUnit]) -> None:
-        """Keeps units full until the step."""
-
-    def autocast_begins(self) -> None:
-        """torch.autocast was entered in this process."""
 
 
 class ModuleCall:
@@ -43,9 +25,9 @@ class ModuleCall:
 
     __slots__ = ("copies", "held", "hooks", "units")
 
-    def __init__(self, hooks: _Hooks, copies: AutocastCopies | None = None) -> None:
+    def __init__(self, hooks: Any, copies: "AutocastCopies | None" = None) -> None:
         self.units: list[SharedUnit] = []  # the acquired ones
-        self.hooks = hooks
+        self.hooks = hooks  # GatherHooks, which made the call
         self.held: list[SharedUnit] | None = None  # by backward
         self.copies = copies  # under autocast, which may also begin within
 
@@ -156,9 +138,14 @@ _ITEMS = (list, tuple, set, frozenset, deque)
 _CLOSED = (types.FunctionType, types.MethodType, types.GeneratorType, types.CoroutineType)
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in a module's arguments, as far as they are in containers."""
-    found, pending = [], [value]
+def tensors_in(value: Any, whole: bool = False) -> tuple[list[torch.Tensor], bool]:
+    """The tensors in a module's arguments, as far as they are in containers; with `whole`, those in
+    what a forward returned, in containers and objects of any kind.
+
+    And whether these are all: more may be in what cannot be looked into, as functions, generators.
+    """
+    found: list[torch.Tensor] = []
+    complete, pending = True, [value]
     seen: set[int] = set()  # of what may contain itself
     while pending:
         value = pending.pop()
@@ -168,42 +155,20 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         if value is None or isinstance(value, _NO_TENSORS) or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, list | tuple):
+        if whole:
+            children = _children(value)
+            if children is None or len(seen) > _MAX_OBJECTS:
+                complete = False
+            else:
+                pending += children.values()
+        elif isinstance(value, list | tuple):
             pending += value
         elif isinstance(value, dict | Mapping):
             pending += value.values()
         elif hasattr(value, "__dataclass_fields__"):
             names = value.__dataclass_fields__
             pending += (getattr(value, name, None) for name in names)
-    return found
-
-
-class Results:
-    """The tensors in what a forward returned, in containers and objects of any kind.
-
-    `complete` is False where more may be in what cannot be looked into: functions, generators.
-    """
-
-    __slots__ = ("complete", "tensors")
-
-    def __init__(self, value: Any) -> None:
-        self.tensors: list[torch.Tensor] = []
-        self.complete = True
-        seen: set[int] = set()
-        pending = [value]
-        while pending:
-            value = pending.pop()
-            if isinstance(value, torch.Tensor):
-                self.tensors.append(value)
-                continue
-            if value is None or isinstance(value, _NO_TENSORS) or id(value) in seen:
-                continue
-            seen.add(id(value))
-            children = _children(value)
-            if children is None or len(seen) > _MAX_OBJECTS:
-                self.complete = False
-            else:
-                pending += children.values()
+    return found, complete
 
 
 def _children(value: Any) -> Mapping[Any, Any] | None:
@@ -275,11 +240,11 @@ def with_copies(
 # module reads its weight, so that its memory can go and come with the call that holds the unit. The
 # numbers are autocast's, which leaves a weight of its dtype as it is.
 
-_told: weakref.WeakSet[_Hooks] = weakref.WeakSet()
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def on_autocast(hooks: _Hooks) -> None:
-    """Tells it from here on, so that nothing has to look for autocast at every read."""
+def on_autocast(hooks: Any) -> None:
+    """Calls their `autocast_begins` from here on: nothing has to look for autocast at each read."""
     _told.add(hooks)
     _replace_enter()
 

@@ -98,10 +98,7 @@ def masters_from_parameters(
     engine.refresh_from_masters()
 
 
-Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def decoded_parts(engine: _C.Engine, index: int) -> Iterator[Part]:
+def decoded_parts(engine: _C.Engine, index: int) -> Iterator[tuple[torch.Tensor, ...]]:
     """Where ranks compute with decoded values (zero_quantized_weights at stages 1 and 2), the full
     parameter is apart from this rank's part: gives by interval that part, the same elements of the
     full parameter, and what those were before the program wrote to it. Else gives nothing.

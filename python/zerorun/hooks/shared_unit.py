@@ -4,26 +4,22 @@ which modules' calls gather them.
 While a call of the unit holds them, reads are those of a plain dictionary.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
 import sys
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from zerorun import _C
 from zerorun.hooks.parameter_memory import full_view, tensor_of
-from zerorun.model.dtypes import CORE_DTYPES
-from zerorun.model.local_tensor import LocalData, is_distributed, is_empty, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import partition_of
+from zerorun.model.tensors import CORE_DTYPES, LocalData, is_distributed, is_empty, place
 from zerorun.model.units import COMPILED, Unit
 
 
@@ -70,74 +66,46 @@ def _empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 # --- memory ---
 
 
-class BucketMemory(ABC):
+class BucketMemory:
     """Memory for full parameters: one storage per bucket, which has memory while the engine keeps
     the bucket gathered.
 
     What autograd saved of a parameter (its transpose, say) views that storage, and so has the
     values again when backward has gathered them. The engine keeps this, so this must not keep
     tensors of the engine's.
+
+    On the host it is the core's, where buckets use the same pages in turn: PyTorch's allocator
+    would get new ones for each gather, and the system clears each before it is used. On a GPU it is
+    that of PyTorch's allocator, which knows the streams.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, core: _C.Engine, device: torch.device) -> None:
         self._flat: dict[int, torch.Tensor] = {}  # by bucket
+        self._device = device
+        self._pool = _C.PagePool() if device.type == "cpu" else None
+        self.serve(core)
 
-    @staticmethod
-    def serving(core: _C.Engine, device: torch.device) -> BucketMemory:
-        memory = _HostMemory() if device.type == "cpu" else _TorchMemory(device)
-        memory.serve(core)
-        return memory
+    def serve(self, core: _C.Engine) -> None:
+        """From now on the engine gathers into this memory; copies that nobody holds are dropped."""
+        if self._pool is not None:
+            self._pool.serve(core)
+        else:
+            core.use_full_memory(self._acquire, self.empty, torch.cuda.OutOfMemoryError)
 
     def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A bucket of `numel` elements. Before the first gather."""
         if bucket not in self._flat:
-            self._flat[bucket] = self._made(bucket, numel, dtype)
+            if self._pool is not None:
+                made = tensor_of(self._pool.reserve(bucket, numel * dtype.itemsize)).view(dtype)
+            else:
+                made = torch.empty(numel, dtype=dtype, device=self._device)
+            self._flat[bucket] = made
         return self._flat[bucket]
 
-    @abstractmethod
-    def serve(self, core: _C.Engine) -> None:
-        """From now on the engine gathers into this memory; copies that nobody holds are dropped."""
-
-    @abstractmethod
-    def _made(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor: ...
-
-    @abstractmethod
     def empty(self, bucket: int) -> None:
         """Once its views are made: a GPU that made all buckets first would hold the whole model."""
-
-
-class _HostMemory(BucketMemory):
-    """The core's, where buckets use the same pages in turn. PyTorch's allocator would get new ones
-    for each gather, and the system clears each before it is used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pool = _C.PagePool()
-
-    def serve(self, core: _C.Engine) -> None:
-        self._pool.serve(core)
-
-    def _made(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return tensor_of(self._pool.reserve(bucket, numel * dtype.itemsize)).view(dtype)
-
-    def empty(self, bucket: int) -> None:
-        pass  # it never had memory
-
-
-class _TorchMemory(BucketMemory):
-    """PyTorch's allocator's, which knows the streams of a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device = device
-
-    def serve(self, core: _C.Engine) -> None:
-        core.use_full_memory(self._acquire, self.empty, torch.cuda.OutOfMemoryError)
-
-    def _made(self, _bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(numel, dtype=dtype, device=self._device)
-
-    def empty(self, bucket: int) -> None:
+        if self._pool is not None:
+            return  # it never had memory
         flat = self._flat[bucket]
         if flat.is_cuda:  # which may be another stream than the one that it was allocated on
             flat.record_stream(torch.cuda.current_stream(flat.device))
@@ -178,22 +146,12 @@ def full_parameters(
 # --- reads ---
 
 
-class Reads(Protocol):
-    """Says what a read of a module's parameter gives."""
-
-    def read(self, module: nn.Module, parameter: nn.Parameter) -> Any:
-        """Outside of the calls of its unit."""
-
-    def read_as_cast(self, parameter: nn.Parameter) -> Any:
-        """By a product under autocast."""
-
-
 class PlainParameters(dict[str, Any]):
     """A module's `_parameters` while they are full."""
 
     __slots__ = ("module", "reads")
     module: weakref.ref[nn.Module]
-    reads: Reads
+    reads: Any  # GatherHooks: `read` and `read_as_cast` say what a read gives
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
@@ -245,9 +203,7 @@ def casts_what_it_reads(module: nn.Module) -> bool:
     return type(module).forward in _PRODUCTS and "forward" not in vars(module)
 
 
-def watch_reads(
-    module: nn.Module, unit_of: Mapping[nn.Parameter, SharedUnit], reads: Reads
-) -> None:
+def watch_reads(module: nn.Module, unit_of: Mapping[nn.Parameter, SharedUnit], reads: Any) -> None:
     """From here on `reads` says what a read of the module's parameters gives."""
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
     units = {unit_of[p] for p in own if p in unit_of and is_empty(p)}
@@ -294,7 +250,9 @@ def gathered_at(
         own = _gathered_by(module, name, unit_of)
         if name or not held.issuperset(own) or (own and _reads_unnoticed(module)):
             found[module] = own
-        if name and _can_be_called(module):
+        # The elements of containers are called on their own.
+        has_forward = type(module).forward is not nn.Module.forward or "forward" in vars(module)
+        if name and has_forward:
             held |= frozenset(own)
         for child in module.children():
             visit(child, held)
@@ -313,11 +271,6 @@ def _gathered_by(
     return [
         unit for unit in units if unit.sharded and not (name and unit.name.startswith(name + "."))
     ]
-
-
-def _can_be_called(module: nn.Module) -> bool:
-    """False for containers, whose elements are called on their own."""
-    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
 def _reads_unnoticed(module: nn.Module) -> bool:

@@ -56,11 +56,6 @@ def _inside(module: nn.Module, ends: Container[nn.Module]) -> Iterator[nn.Module
             yield from _inside(child, ends)
 
 
-def _reads_inside(module: nn.Module) -> bool:
-    """PyTorch's own modules with parameters may read those of a child without calling it."""
-    return type(module).__module__.startswith("torch.nn.") and bool(module._parameters)
-
-
 class UpdatedParameters:
     """What waits for the updated parameters of one engine's model."""
 
@@ -80,7 +75,9 @@ class UpdatedParameters:
         within = modules_within(units.values())
         self._handles = []
         for module in model.modules():
-            whole = module in blocks or _reads_inside(module)
+            # PyTorch's own modules with parameters may read those of a child without calling it.
+            torchs = type(module).__module__.startswith("torch.nn.") and module._parameters
+            whole = module in blocks or torchs
             modules = list(_inside(module, units)) if whole else [module]
             watched = [self._watched[m] for m in modules if m in self._watched]
             if watched and module not in within:

@@ -15,7 +15,6 @@ from zerorun.optimizers.saved_values import is_decoupled, whole_number
 
 _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
 _WHOLE = "mp_rank_00_model_states.pt"
-_SHARDED_PARAMETERS = 3
 # The entries of a file that are DeepSpeed's own; the rest is the program's.
 _OWN = {
     "module",
@@ -99,7 +98,7 @@ class ModelStates:
     def add_frozen(self, source: Source, stage: int) -> None:
         """The parameters that the optimizer did not have."""
         shapes = self.content.get("frozen_param_shapes")
-        if stage == _SHARDED_PARAMETERS:
+        if stage == 3:
             if shapes:
                 self._add_fragments(source, shapes)
             return
@@ -203,7 +202,6 @@ def scaler_of(saved: Any, where: str) -> tuple[float, int, int, int] | None:
 
 _FOLDER = "zero"
 _VALUES = "fp32.pt"
-_COMMON = "optimizer_state.pt"
 
 
 def is_universal(folder: str) -> bool:
@@ -235,7 +233,7 @@ def open_universal(folder: str, *, optimizer_states: bool = True) -> Source:
         parameter.reshape(shapes.get(name, parameter.shape), os.path.join(root, name))
     stage = 3 if "zero_pp_rank" in os.path.basename(model.path) else 2
     model.add_frozen(source, stage)
-    common = os.path.join(root, _COMMON)
+    common = os.path.join(root, "optimizer_state.pt")
     if optimizer_states and os.path.isfile(common):
         _add_common(source, common)
     return source

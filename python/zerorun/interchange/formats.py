@@ -5,16 +5,10 @@ import os
 from collections.abc import Callable, Iterator
 
 from zerorun import _C
-from zerorun.interchange import untrusted
+from zerorun.interchange import hugging_face, untrusted
 from zerorun.interchange.deepspeed_model import is_universal, open_universal
 from zerorun.interchange.deepspeed_zero import is_zero_checkpoint, open_zero
 from zerorun.interchange.distributed import is_distributed, open_distributed
-from zerorun.interchange.hugging_face import (
-    is_hugging_face,
-    is_sharded_safetensors,
-    open_hugging_face,
-    open_sharded_safetensors,
-)
 from zerorun.interchange.source import Source
 
 _LATEST = ("latest", "latest_universal")  # the second is DeepSpeed's for its universal format
@@ -54,8 +48,8 @@ def _opener(folder: str) -> Callable[..., Source] | None:
         (is_universal, open_universal),
         (is_zero_checkpoint, open_zero),
         (is_distributed, open_distributed),
-        (is_hugging_face, open_hugging_face),
-        (is_sharded_safetensors, open_sharded_safetensors),
+        (hugging_face.is_hugging_face, hugging_face.open_hugging_face),
+        (hugging_face.is_sharded_safetensors, hugging_face.open_sharded_safetensors),
     ):
         if recognises(folder):
             return opener

@@ -15,7 +15,7 @@ from zerorun.interchange import untrusted
 from zerorun.interchange.distributed import Chunk, pieces_of
 from zerorun.interchange.source import Piece, Source, SourceParameter
 from zerorun.interchange.untrusted import SavedPart
-from zerorun.model.dtypes import SAFETENSORS_DTYPES
+from zerorun.model.tensors import SAFETENSORS_DTYPES
 from zerorun.optimizers.saved_values import whole_number
 
 # In the order of preference.
@@ -65,7 +65,10 @@ class Weights(Mapping[str, torch.Tensor]):
         self._files = _index(entry) if entry.endswith(".index.json") else {}
         if not self._files:
             self._files = dict.fromkeys(keys_of(entry), entry)
-        _check_keys(entry, self._files)
+        have = {file: set(keys_of(file)) for file in set(self._files.values())}
+        for name, file in self._files.items():
+            if name not in have[file]:
+                raise _C.CheckpointError(f"{file} has no tensor {name}, which {entry} says it has")
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return tensor_of(self._files[name], name)
@@ -114,13 +117,6 @@ def _index(path: str) -> dict[str, str]:
         raise _C.CheckpointError(
             f"{path}: {error!r}; expected JSON with the file of each tensor in 'weight_map'"
         ) from error
-
-
-def _check_keys(entry: str, files: dict[str, str]) -> None:
-    have = {path: set(keys_of(path)) for path in set(files.values())}
-    for name, path in files.items():
-        if name not in have[path]:
-            raise _C.CheckpointError(f"{path} has no tensor {name}, which {entry} says it has")
 
 
 @functools.lru_cache(maxsize=64)

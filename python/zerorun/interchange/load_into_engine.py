@@ -10,7 +10,7 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
 from zerorun.interchange.source import Source, SourceParameter
-from zerorun.model.dtypes import as_bytes
+from zerorun.model.tensors import as_bytes
 from zerorun.optimizers.saved_values import whole_number
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import encode
@@ -81,7 +81,8 @@ class Filling:
             else:
                 self._found[index] = found
         used |= set(layout.outside.values())
-        unknown = [n for n in source.parameters if n not in used and not self._is_alias(n, used)]
+        used |= {owner for alias, owner in source.aliases.items() if alias in used}
+        unknown = [name for name in source.parameters if name not in used]
         if strict:
             yield from _differences(missing, unknown)
 
@@ -96,9 +97,6 @@ class Filling:
             if other is not found and not found.equals(other, begin, end):
                 return name
         return None
-
-    def _is_alias(self, name: str, used: set[str]) -> bool:
-        return any(alias in used for alias, owner in self._source.aliases.items() if owner == name)
 
     def _optimizer_problems(self) -> Iterator[str]:
         core, layout = self._shards.core, self._shards.layout
@@ -170,11 +168,14 @@ class Filling:
             written = 0
             own_dtype = {self._shards.layout.ids[p] for p in self._shards.layout.own_dtype}
             for index, found in self._found.items():
-                if index in own_dtype:
-                    self._write_bytes(index, found)
-                else:
-                    for interval in core.state_intervals(index):
+                # A frozen parameter in a dtype of its own is written bit by bit.
+                values = as_bytes(found.full().flatten()) if index in own_dtype else None
+                for interval in core.state_intervals(index):
+                    if values is None:
                         self._write(interval, found)
+                    else:
+                        part = values[interval.begin : interval.begin + interval.numel]
+                        tensor_of(interval.param).copy_(part)
                 written += found.numel  # which is the same on all ranks
                 if written > _ACCEPTED_NUMEL:
                     core.accept_changes()
@@ -208,13 +209,6 @@ class Filling:
                 targets[f"{name}_scale"].copy_(coded[1])
             else:
                 _copy(targets[name], read)
-
-    def _write_bytes(self, index: int, found: SourceParameter) -> None:
-        """A frozen parameter in a dtype of its own, bit by bit."""
-        values = as_bytes(found.full().flatten())
-        for interval in self._shards.core.state_intervals(index):
-            part = values[interval.begin : interval.begin + interval.numel]
-            tensor_of(interval.param).copy_(part)
 
     def _put(self, interval: _C.StateInterval, found: SourceParameter) -> None:
         """States of an optimizer of torch's."""

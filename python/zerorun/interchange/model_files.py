@@ -13,7 +13,7 @@ import torch
 
 from zerorun import _C
 from zerorun.interchange.source import Source, SourceParameter
-from zerorun.model.dtypes import SAFETENSORS_NAMES
+from zerorun.model.tensors import SAFETENSORS_NAMES
 from zerorun.whole_file import replacing
 
 Progress = Callable[[int, int], None]  # bytes that are done, of so many
@@ -209,10 +209,5 @@ def _write_safetensors(file: Any, part: dict[str, ModelTensor], add: Callable[[i
     file.write(len(text).to_bytes(8, "little") + text)
     for value in part.values():
         for chunk in value.chunks():
-            file.write(_bytes_of(chunk))
-            add(chunk.numel() * chunk.element_size())
-
-
-def _bytes_of(chunk: torch.Tensor) -> Any:
-    """The memory of a tensor; the tensor must outlive it."""
-    return (ctypes.c_char * (chunk.numel() * chunk.element_size())).from_address(chunk.data_ptr())
+            file.write((ctypes.c_char * chunk.nbytes).from_address(chunk.data_ptr()))
+            add(chunk.nbytes)

@@ -143,18 +143,14 @@ def _ties(source: Source, open_names: set[str]) -> Iterator[tuple[str, str]]:
             sample = torch.empty(min(numel, _SAMPLE_NUMEL), dtype=parameter.dtype)
             parameter.read(None, 0, sample)
             before = owners.setdefault(tuple(sample.view(torch.uint8).tolist()), [])
-            if name in open_names and not _is_one_number(parameter):
+            values = parameter.full().flatten() if name in open_names else sample
+            # Parameters that begin as zeros or ones have that in common without being tied.
+            if name in open_names and not bool((values == values[:1]).all()):
                 equal = (o for o in before if source.parameters[o].equals(parameter, 0, numel))
                 if owner := next(equal, None):
                     yield name, owner
                     continue
             before.append(name)
-
-
-def _is_one_number(parameter: SourceParameter) -> bool:
-    """True for what begins as zeros or ones: parameters have that in common without being tied."""
-    values = parameter.full().flatten()
-    return bool((values == values[:1]).all())
 
 
 def _listed(names: list[str]) -> str:

@@ -28,7 +28,6 @@ _AS_OBJECTS = (
     "deepspeed.utils.tensor_fragment.fragment_address",
     "deepspeed.utils.tensor_fragment.tensor_fragment",
 )
-_AS_NUMBERS = ("deepspeed.runtime.zero.config.ZeroStageEnum",)
 _NUMPY = ("core", "_core")  # where NumPy 1 and 2 say that their functions are
 
 
@@ -36,7 +35,7 @@ _NUMPY = ("core", "_core")  # where NumPy 1 and 2 say that their functions are
 def _allowed() -> list[Any]:
     """Names that files may have, with their replacements here."""
     allowed: list[Any] = [(PlainObject, name) for name in _AS_OBJECTS]
-    allowed += [(int, name) for name in _AS_NUMBERS]
+    allowed.append((int, "deepspeed.runtime.zero.config.ZeroStageEnum"))
     allowed += [argparse.Namespace, types.SimpleNamespace, set, slice]
     with contextlib.suppress(ImportError):
         numpy: Any = importlib.import_module("numpy")
@@ -145,8 +144,6 @@ def is_mapped(path: str) -> bool:
 
 # --- names that files have for other files, which must be in the same folder ---
 
-_MAX_NBYTES = 4096
-
 
 def is_there(path: str) -> bool:
     """True also for a link that leads nowhere, and for what this user must not see: what opens it
@@ -185,7 +182,7 @@ def read_tag(path: str) -> str:
     """The tag in a file `latest`. Raises CheckpointError."""
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(_MAX_NBYTES)
+            text = file.read(4096)
     except (OSError, UnicodeDecodeError) as error:
         raise _C.CheckpointError(f"{path}: {error}") from error
     return one_name(text.strip(), path)

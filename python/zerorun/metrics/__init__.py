@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from zerorun.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from zerorun.metrics.collectives import CollectiveTable, log_summary
     from zerorun.metrics.fields import FIELDS, Field, markdown
     from zerorun.metrics.files import MetricsFile, rank_path
     from zerorun.metrics.meter import StepMeter
-    from zerorun.metrics.progress import ProgressLines
+    from zerorun.metrics.printed import CollectiveTable, ProgressLines, log_summary
 
 __all__ = [
     "FIELDS",
@@ -29,10 +28,9 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "metrics.collectives": "CollectiveTable log_summary",
+        "metrics.printed": "CollectiveTable ProgressLines log_summary",
         "metrics.fields": "FIELDS Field markdown",
         "metrics.files": "MetricsFile rank_path",
         "metrics.meter": "StepMeter",
-        "metrics.progress": "ProgressLines",
     },
 )

@@ -46,8 +46,11 @@ class MetricsFile:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file = file.open("ab", buffering=0)  # a line that fails is not written later
         weakref.finalize(self, self._file.close)
-        if file.stat().st_size > 0 and not _ends_line(file):
-            self._file.write(b"\n")  # the run before ended within a line
+        with file.open("rb") as before:
+            if before.seek(0, os.SEEK_END) > 0:
+                before.seek(-1, os.SEEK_END)
+                if before.read(1) != b"\n":
+                    self._file.write(b"\n")  # the run before ended within a line
         head = {"zerorun_metrics": VERSION, "rank": rank, "world_size": world_size, "run": run}
         self._write(head)
 
@@ -72,12 +75,6 @@ def _text(line: dict[str, Any]) -> str:
         return _encode(line)
     except ValueError:  # a number that JSON does not have, which is rare
         return _encode(plain(line))
-
-
-def _ends_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 # --- reading ---

@@ -1,7 +1,6 @@
 """StepMeter: measures an engine's steps and tells its listeners. Stopwatch: times a part of one."""
 
 import functools
-import logging
 import math
 import os
 import resource
@@ -14,6 +13,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.metrics.work import StepWork
+from zerorun.program_warning import logger
 
 Metrics = dict[str, Any]  # of one step; docs/metrics.md has the names
 Listener = Callable[[Metrics], Any]
@@ -21,8 +21,6 @@ Listener = Callable[[Metrics], Any]
 Span = tuple[str, float, float]  # what, begin and end in seconds of time.perf_counter()
 COMPUTE, DATA, SAVE = 0, 1, 3  # StepPart: what a rank does with its time
 Part = tuple[Callable[[int], int], int, int | None]
-
-_logger = logging.getLogger("zerorun")
 
 
 class StepMeter:
@@ -98,6 +96,8 @@ class StepMeter:
         now = time.perf_counter()
         step_s, self._ended = now - self._ended, now
         arrived = self.backward.has_happened()
+        losses, self._losses = self._losses, []
+        mean = sum(map(float, losses)) / len(losses) if losses and arrived else math.nan
         samples, self._samples = self._samples, 0
         lrs = [float(f"{group.lr:.7g}") for group in self._core.groups()]  # which are fp32
         self._all_samples += samples
@@ -106,7 +106,7 @@ class StepMeter:
             "step": step,
             "samples": self._all_samples,
             "time_s": time.time(),
-            "loss": self._take_loss(arrived),
+            "loss": mean if arrived and math.isfinite(mean) else None,
             "lr": lrs[0] if lrs else None,
             "lrs": lrs,
             "grad_norm": norm,
@@ -138,13 +138,6 @@ class StepMeter:
             self._add_state(self._last)
         return self._last
 
-    def _take_loss(self, arrived: bool) -> float | None:
-        losses, self._losses = self._losses, []
-        if not losses or not arrived:
-            return None
-        mean = sum(map(float, losses)) / len(losses)
-        return mean if math.isfinite(mean) else None
-
     def _add_state(self, metrics: Metrics) -> None:
         """Bytes that the rank holds now."""
         held = self.figures.memory()
@@ -163,7 +156,7 @@ class StepMeter:
                 listener(metrics)
             except Exception as error:
                 self.listeners.remove(listener)
-                _logger.warning(
+                logger.warning(
                     "step %d: the listener %s failed and gets no more steps: %s: %s",
                     metrics["step"],
                     getattr(listener, "__qualname__", type(listener).__name__),
@@ -242,13 +235,9 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
 
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_KIB = 1024
-
-
 def rss_bytes() -> int:
     """Resident memory, shared memory included."""
-    return int(os.pread(_statm(os.getpid()), 128, 0).split()[1]) * _PAGE
+    return int(os.pread(_statm(os.getpid()), 128, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @functools.cache
@@ -258,7 +247,7 @@ def _statm(_pid: int) -> int:
 
 
 def peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 _MS = 1e3

@@ -1,20 +1,12 @@
 """StepWork: what a model's steps compute, and the most that its ranks reach."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from zerorun import _C
-
-_SIDES = (256, 512, 1024, 2048, 4096)  # of the matrices whose products are timed
-_REPETITIONS = 3
-_LONG_ENOUGH_S = 0.02  # of one product
-_MATRIX = 2  # dimensions
-_TOKEN_DIMENSIONS = 2  # [samples, tokens]
-_FORWARD_AND_BACKWARD = 3.0  # by the operations of forward alone
 
 
 class StepWork:
@@ -36,16 +28,12 @@ class StepWork:
     def saw_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Counts tokens, where the input is a tensor of them."""
         given = kwargs.get("input_ids", args[0] if args else None)
-        if (
-            isinstance(given, torch.Tensor)
-            and given.dim() == _TOKEN_DIMENSIONS
-            and not given.is_floating_point()
-        ):
+        if isinstance(given, torch.Tensor) and given.dim() == 2 and not given.is_floating_point():
             self.tokens += given.numel()
 
     def count_forward(self, flops: float) -> None:
         """Adds the operations of one rank's forward pass; backward takes twice as many."""
-        self.counted = _FORWARD_AND_BACKWARD * flops
+        self.counted = 3.0 * flops  # of forward and backward
 
     def take(self, step_s: float) -> dict[str, float]:
         """The figures of a step that took so long, as far as they are known."""
@@ -81,7 +69,13 @@ class StepWork:
 def flops_per_token(model: nn.Module) -> float:
     """Two per token and weight of a product with a matrix in forward, two in backward, and two more
     for the gradient of a weight that is trained. Attention's own products are left out."""
-    weights = {id(weight): weight for weight in _matrices(model)}
+    weights = {
+        id(weight): weight
+        for module in model.modules()
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag)  # a look-up, unless it is tied
+        for weight in module.parameters(recurse=False)
+        if len(getattr(weight, "ds_shape", weight.shape)) >= 2
+    }
     return float(
         sum(
             getattr(weight, "ds_numel", weight.numel()) * (6 if weight.requires_grad else 4)
@@ -90,26 +84,17 @@ def flops_per_token(model: nn.Module) -> float:
     )
 
 
-def _matrices(model: nn.Module) -> Iterator[nn.Parameter]:
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):  # a look-up; tied, it is a product's
-            continue
-        for parameter in module.parameters(recurse=False):
-            if len(getattr(parameter, "ds_shape", parameter.shape)) >= _MATRIX:
-                yield parameter
-
-
 def _products_per_s(device: torch.device, dtype: torch.dtype) -> float:
     peak = 0.0
-    for side in _SIDES:
+    for side in (256, 512, 1024, 2048, 4096):
         left, right = (torch.full((side, side), 0.5, dtype=dtype, device=device) for _ in range(2))
         seconds = 0.0
-        for _ in range(_REPETITIONS):
+        for _ in range(3):
             begin = _now(device)
             torch.mm(left, right)
             seconds = _now(device) - begin
             peak = max(peak, 2.0 * side**3 / seconds)
-        if seconds > _LONG_ENOUGH_S:
+        if seconds > 0.02:  # long enough for the clock
             break
     return peak
 

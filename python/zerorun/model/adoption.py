@@ -15,13 +15,9 @@ from torch import nn
 from zerorun import _C, communicator, torch_seam
 from zerorun.agreement import texts_of_all
 from zerorun.model.engine_ranks import EngineRanks, Mesh
-from zerorun.model.local_tensor import check_placements, is_distributed, mesh_ranks_of
 from zerorun.model.model_layout import param_groups_of
 from zerorun.model.private_partition import PrivatePartition
-
-__all__ = ["adopt", "is_fully_sharded"]
-
-_SHARDS_PARAMETERS = 3  # the stage
+from zerorun.model.tensors import check_placements, is_distributed, mesh_ranks_of
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
@@ -59,7 +55,11 @@ def adopt(
     names.clear()
     while places:
         given, found = places.popitem()
-        made = _ordinary(given, ranks, partitioned=stage == _SHARDS_PARAMETERS)
+        whole: Any = given.detach()
+        made = nn.Parameter(whole.full_tensor(), given.requires_grad)
+        vars(made).update(vars(given))  # what the program has noted there
+        if stage == 3:
+            PrivatePartition(made, ranks.data, ranks.data_ranks)
         for container, key in found:
             container[key] = made
     return None if model_parameters is None else groups
@@ -121,15 +121,6 @@ def _containers(model: nn.Module, groups: list[dict[str, Any]], optimizer: Any) 
     if isinstance(optimizer, torch.optim.Optimizer):
         for group in optimizer.param_groups:
             yield group["params"]
-
-
-def _ordinary(given: Any, ranks: EngineRanks, *, partitioned: bool) -> nn.Parameter:
-    """A parameter with the values of a DTensor. Collective."""
-    made = nn.Parameter(given.detach().full_tensor(), given.requires_grad)
-    vars(made).update(vars(given))  # what the program has noted there
-    if partitioned:
-        PrivatePartition(made, ranks.data, ranks.data_ranks)
-    return made
 
 
 def _forget_distribution(model: nn.Module) -> None:

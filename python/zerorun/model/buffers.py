@@ -12,8 +12,8 @@ from zerorun import _C
 from zerorun.agreement import overwrite, share
 from zerorun.config import ParsedConfig, given_values
 from zerorun.experts import is_expert
-from zerorun.model.dtypes import SAFETENSORS_DTYPES, SAFETENSORS_NAMES
 from zerorun.model.model_layout import DTYPES
+from zerorun.model.tensors import SAFETENSORS_DTYPES, SAFETENSORS_NAMES
 from zerorun.model.units import plain_name
 
 _MIXED = ("same dtype", "expected scalar type", "same type")  # in torch's errors
@@ -197,7 +197,10 @@ def restore(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
     for name, parameter in _packed(model):
         parts = {key: value for key, value in saved.items() if key.startswith(f"{name}.")}
         if parts:
-            _restore_packed(parameter, {key[len(name) + 1 :]: v for key, v in parts.items()})
+            given = {key[len(name) + 1 :]: value for key, value in parts.items()}
+            parameter.quant_state = type(parameter.quant_state).from_dict(given, parameter.device)
+            if getattr(parameter, "module", None) is not None:  # the layer, which knows it too
+                parameter.module.quant_state = parameter.quant_state
 
 
 def _packed(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -205,9 +208,3 @@ def _packed(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if hasattr(getattr(parameter, "quant_state", None), "from_dict"):
             yield plain_name(name), parameter
-
-
-def _restore_packed(parameter: Any, parts: dict[str, torch.Tensor]) -> None:
-    parameter.quant_state = type(parameter.quant_state).from_dict(parts, parameter.device)
-    if getattr(parameter, "module", None) is not None:  # the layer, which knows it too
-        parameter.module.quant_state = parameter.quant_state

@@ -1,8 +1,6 @@
 """The ranks that train a model together: who holds the same part of it, their communicators, and
 what programs give as a mesh (an object like Megatron's, torch's DeviceMesh, or sizes)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +10,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, communicator
-from zerorun.model.local_tensor import is_divided, is_replica, mesh_ranks_of
+from zerorun.model.tensors import is_divided, is_replica, mesh_ranks_of
 from zerorun.process_state import STATE
 
 
@@ -43,7 +41,7 @@ class Mesh:
         """True for a copy of what a tensor-parallel rank before this one has."""
         ranks = mesh_ranks_of(parameter)
         if ranks is None:
-            return self.tensor_rank > 0 and not _is_marked(parameter)
+            return self.tensor_rank > 0 and not is_marked(parameter)
         # Along dimensions of the mesh that the DTensor's own lacks it is a replica, too.
         outside = self.tensor_ranks is not None and self.tensor_ranks[0] not in ranks
         return outside or is_replica(parameter)
@@ -52,10 +50,10 @@ class Mesh:
         """True if this rank has a part of the parameter, and others have the rest."""
         if self.tensor_ranks is not None and len(self.tensor_ranks) == 1:
             return False  # Megatron marks the parameters of its layers anyway
-        return is_divided(parameter) or _is_marked(parameter)
+        return is_divided(parameter) or is_marked(parameter)
 
 
-def _is_marked(parameter: nn.Parameter) -> bool:
+def is_marked(parameter: Any) -> bool:
     """True for Megatron's marks of a part."""
     marks = ("model_parallel", "tensor_model_parallel")
     return any(getattr(parameter, name, False) for name in marks)
@@ -99,7 +97,7 @@ class EngineRanks:
         return self.data if index == 0 else list(self.experts.values())[index - 1]
 
     @classmethod
-    def of(cls, job: _C.Communicator, mesh: Mesh | None) -> EngineRanks:
+    def of(cls, job: _C.Communicator, mesh: Mesh | None) -> "EngineRanks":
         """Makes the communicators. Collective. Raises ConfigError if the ranks' meshes contradict
         each other."""
         if mesh is None or mesh.data_ranks == tuple(range(job.world_size)):

@@ -29,7 +29,8 @@ def place_experts(layout: ModelLayout, ranks: EngineRanks) -> None:
         return
     _check(marked, ranks)
     _check_alike(rows)
-    groups = [experts.named(name, _example(marked, name)) for name in sorted(used)]
+    examples = {str(getattr(p, "group_name", None)): name for p, name in marked.items()}
+    groups = [experts.named(n, examples.get(n, "of another rank")) for n in sorted(used)]
     for each in groups:
         if each.size == 1:
             continue  # every rank has all experts
@@ -41,11 +42,6 @@ def place_experts(layout: ModelLayout, ranks: EngineRanks) -> None:
         layout.ranks_of.update(dict.fromkeys(members, index))
         layout.saved_names.update(_global_names(members, layout, each))
     _add_elsewhere(layout, ranks)
-
-
-def _example(marked: dict[nn.Parameter, str], group: str) -> str:
-    named = (name for p, name in marked.items() if str(getattr(p, "group_name", None)) == group)
-    return next(named, "of another rank")
 
 
 def _check(marked: dict[nn.Parameter, str], ranks: EngineRanks) -> None:
@@ -115,13 +111,7 @@ def _add_elsewhere(layout: ModelLayout, ranks: EngineRanks) -> None:
     for index, parameter in enumerate(layout.ranks_of):
         others = {row[index][0]: row[index][1:] for row in rows}
         del others[layout.saved_names[parameter]]
-        layout.elsewhere[parameter] = [_elsewhere(name, *values) for name, values in others.items()]
-
-
-def _elsewhere(
-    name: str, shape: list[int], group: int, trainable: bool, dtype: str | None
-) -> _C.ParameterSpec:
-    spec = _C.ParameterSpec(name, shape, "", group, trainable)
-    spec.ranks = _C.ELSEWHERE
-    spec.dtype = dtype
-    return spec
+        specs = layout.elsewhere[parameter] = []
+        for name, (shape, group, trainable, dtype) in others.items():
+            specs.append(_C.ParameterSpec(name, shape, "", group, trainable))
+            specs[-1].ranks, specs[-1].dtype = _C.ELSEWHERE, dtype

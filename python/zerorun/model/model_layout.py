@@ -1,9 +1,6 @@
 """A PyTorch model as an engine sees it: its parameters, once each, with their groups."""
 
-from __future__ import annotations
-
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,19 +11,13 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import texts_of_all
-from zerorun.model.dtypes import (
-    CORE_DTYPES,
-    as_bytes,
-    core_dtype_of,
-    is_packed,
-    keeps_a_copy,
-    stored_shape,
-)
+from zerorun.model import tensors
 from zerorun.model.engine_ranks import EngineRanks, Mesh, check_mesh
-from zerorun.model.local_tensor import check_placements, is_distributed, local_of
+from zerorun.model.tensors import check_placements, is_distributed, local_of
 from zerorun.model.units import Unit, UnitPolicy, find_units, plain_name
+from zerorun.program_warning import logger
 
-DTYPES = {name: CORE_DTYPES[name] for name in ("fp32", "bf16", "fp16")}  # that are trained
+DTYPES = {name: tensors.CORE_DTYPES[name] for name in ("fp32", "bf16", "fp16")}  # that are trained
 
 
 def param_groups_of(model: nn.Module, model_parameters: Any) -> list[dict[str, Any]]:
@@ -76,7 +67,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         dtype: str,
         units: UnitPolicy | None = None,
         mesh: Mesh | None = None,
-    ) -> ModelLayout:
+    ) -> "ModelLayout":
         """`dtype`: the configuration's; 16 bits are for all parameters, fp32 is for none: they have
         what they have. Raises ConfigError for parameters without data, for those of dtypes that
         cannot be trained together, and for groups that are not the model's."""
@@ -99,7 +90,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         groups: Iterable[Mapping[str, Any]],
         dtype: str,
         mesh: Mesh | None = None,
-    ) -> ModelLayout:
+    ) -> "ModelLayout":
         """The layout of parameters that belong to no module in particular."""
         layout = cls(mesh=mesh)
         given = list(parameters)
@@ -109,9 +100,13 @@ class ModelLayout:  # size: a table, each column of which somebody reads
             if parameter in layout.names:
                 layout.aliases.append((name, parameter))
                 continue
-            if parameter.dtype not in kept or is_packed(parameter):
-                _check_frozen(name, parameter)
-                if keeps_a_copy(parameter):
+            if parameter.dtype not in kept or tensors.is_packed(parameter):
+                if parameter.requires_grad:
+                    raise _C.ConfigError(
+                        f"parameter {name} is {parameter.dtype}; expected fp32, bf16 or fp16 of "
+                        "what is trained: cast the model (model.float()), or freeze the parameter"
+                    )
+                if tensors.keeps_a_copy(parameter):
                     layout.outside.setdefault(parameter, name)
                     continue
                 layout.own_dtype.add(parameter)
@@ -200,7 +195,10 @@ class ModelLayout:  # size: a table, each column of which somebody reads
             self.group_of.get(parameter, 0),
             self.is_trainable(parameter),
         )
-        spec.use_muon = self._takes_muon(parameter)
+        # Matrices inside the model, or what the parameter's own `use_muon` says, as DeepSpeed.
+        inside = not any(part in self.names[parameter].lower() for part in ("embed", "lm_head"))
+        is_matrix = len(self.shapes[parameter]) > 1
+        spec.use_muon = is_matrix and getattr(parameter, "use_muon", inside)
         spec.outputs_are_columns = parameter in self.columns
         spec.dtype = self.core_dtype(parameter)
         spec.ranks = self.ranks_of.get(parameter, 0)
@@ -212,7 +210,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
 
     def core_dtype(self, parameter: nn.Parameter) -> str | None:
         """ParameterSpec.dtype of it."""
-        return core_dtype_of(parameter.dtype) if parameter in self.own_dtype else None
+        return tensors.core_dtype_of(parameter.dtype) if parameter in self.own_dtype else None
 
     def exact_dtypes(self) -> dict[str, torch.dtype]:
         """By name in checkpoints, where the core's dtype does not say what the bytes are."""
@@ -220,19 +218,22 @@ class ModelLayout:  # size: a table, each column of which somebody reads
             self.saved_name(p): p.dtype
             for p in self.names  # in their order
             if p in self.own_dtype
-            and (is_packed(p) or p.dtype != CORE_DTYPES[core_dtype_of(p.dtype)])
+            and (
+                tensors.is_packed(p)
+                or p.dtype != tensors.CORE_DTYPES[tensors.core_dtype_of(p.dtype)]
+            )
         }
 
     def stored_shape(self, parameter: nn.Parameter) -> list[int]:
         shape = self.shapes[parameter]
         own = parameter in self.own_dtype
-        return stored_shape(shape, parameter.dtype) if own else list(shape)
+        return tensors.stored_shape(shape, parameter.dtype) if own else list(shape)
 
     def flat(self, parameter: nn.Parameter, values: torch.Tensor) -> torch.Tensor:
         """The parameter's full values in the order of the engine's memory, and in its dtype where
         that may not change."""
         flat = values.detach().contiguous().flatten()
-        return as_bytes(flat) if parameter in self.own_dtype else flat
+        return tensors.as_bytes(flat) if parameter in self.own_dtype else flat
 
     def shaped(self, parameter: nn.Parameter, flat: torch.Tensor) -> torch.Tensor:
         """The parameter in flat memory of the engine's."""
@@ -244,12 +245,6 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         """The parameter's name among those of all ranks."""
         return self.saved_names.get(parameter, self.names[parameter])
 
-    def _takes_muon(self, parameter: nn.Parameter) -> bool:
-        """Matrices inside the model, or what the parameter's own `use_muon` says, as DeepSpeed."""
-        name = self.names[parameter].lower()
-        inside = not any(part in name for part in ("embed", "lm_head"))
-        return len(self.shapes[parameter]) > 1 and getattr(parameter, "use_muon", inside)
-
 
 def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
     """The trainable parameters' dtype; without any that of most elements. Raises ConfigError for
@@ -257,7 +252,7 @@ def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
     elements: Counter[torch.dtype] = Counter()
     trainable: dict[torch.dtype, str] = {}
     for name, parameter in parameters:
-        if is_packed(parameter):
+        if tensors.is_packed(parameter):
             continue
         elements[parameter.dtype] += getattr(parameter, "ds_numel", parameter.numel())
         if parameter.requires_grad:
@@ -272,15 +267,6 @@ def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
         )
     candidates = found or [dtype for dtype, _ in elements.most_common() if dtype in names]
     return names[candidates[0]] if candidates else "fp32"
-
-
-def _check_frozen(name: str, parameter: nn.Parameter) -> None:
-    """Raises ConfigError for a parameter of a dtype that cannot be trained, if it should be."""
-    if parameter.requires_grad:
-        raise _C.ConfigError(
-            f"parameter {name} is {parameter.dtype}; expected fp32, bf16 or fp16 of what is "
-            "trained: cast the model (model.float()), or freeze the parameter"
-        )
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:
@@ -320,7 +306,7 @@ def warn_of_different_replicas(layout: ModelLayout, ranks: EngineRanks) -> None:
     others = [json.loads(text) for text in texts_of_all(json.dumps(found), ranks.tensor)]
     apart = [n for n, value in found.items() if any(o.get(n, value) != value for o in others)]
     if apart and ranks.tensor.rank == 0:
-        logging.getLogger("zerorun").warning(
+        logger.warning(
             "%d parameters differ between tensor-parallel ranks %s, and are not marked as parts; "
             "the first is %s. Norms count them on the first of these ranks only, and copies that "
             "begin apart stay apart: seed them alike, or mark them (parameter.model_parallel = "

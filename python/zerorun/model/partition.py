@@ -1,7 +1,5 @@
 """Parameters that are empty on this rank unless somebody holds them: full values on demand."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
@@ -15,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from zerorun import _C, torch_seam
 from zerorun.config import value_of
 from zerorun.host_memory import moved
-from zerorun.model.local_tensor import is_distributed, like, local_of, place
+from zerorun.model.tensors import is_distributed, like, local_of, place
 from zerorun.model.uncopied import Uncopied
 from zerorun.program_warning import warn
 
@@ -33,7 +31,7 @@ class _Method(Uncopied):
         return self._function(*args, **kwargs)
 
 
-def partition_of(parameter: Any) -> Partition | None:
+def partition_of(parameter: Any) -> "Partition | None":
     """The partition that manages a parameter, if one does."""
     return getattr(parameter, _ATTRIBUTE, None)
 
@@ -98,7 +96,7 @@ def shapes_without_values(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def together(partitions: Iterable[Partition]) -> Iterator[None]:
+def together(partitions: Iterable["Partition"]) -> Iterator[None]:
     """Lets every rank copy full values between the same writes to ``ds_tensor``. Collective.
 
     Ranks of one host read each other's parts in place, and no gather holds back a writer.
@@ -205,7 +203,7 @@ class Partition(Uncopied):
             place(each.parameter, each._before.pop())
             each.release()
 
-    def _listed(self, parameters: Iterable[nn.Parameter] | None) -> list[Partition]:
+    def _listed(self, parameters: Iterable[nn.Parameter] | None) -> list["Partition"]:
         given = [self.parameter] if parameters is None else parameters
         found = (partition_of(parameter) for parameter in given)
         return [partition for partition in found if partition is not None]

@@ -1,18 +1,17 @@
-"""Parameters that are sharded before there is an engine."""
+"""Parameters before there is an engine: sharded ones, and values for a model on the meta device."""
 
-from collections.abc import Iterator
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.host_memory import is_of_a_file, moved, pieces_of
-from zerorun.model.dtypes import as_bytes
-from zerorun.model.local_tensor import local_of
-from zerorun.model.partition import OwnPart, Partition, partition_of
-
-__all__ = ["PrivatePartition", "own_nbytes"]
+from zerorun.agreement import all_or_none, share
+from zerorun.host_memory import PIECE, copy_in_pieces, forget_pages, is_of_a_file, moved, pieces_of
+from zerorun.model.partition import OwnPart, Partition, gathered, partition_of
+from zerorun.model.tensors import as_bytes, local_of
 
 
 def own_nbytes(parameter: nn.Parameter) -> int:
@@ -145,3 +144,254 @@ class PrivatePartition(Partition):
         if partitioned:
             PrivatePartition(made, self._communicator, self.ranks, self._shard.device)
         return made
+
+
+# --- values for a model on the meta device, module by module, so that no rank holds all of them ---
+
+Initializer = Callable[[nn.Module], object]
+
+
+def materialize(
+    model: nn.Module,
+    communicator: _C.Communicator,
+    *,
+    device: torch.device,
+    init: Initializer | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Gives everything of the model that is on the meta device values. Collective.
+
+    Parameters stay the objects that they are, and get rank 0's values. Until an engine takes them
+    each rank keeps its part, as under zero.Init, or nothing where `weights` has the values, which
+    are read when the engine has memory for them.
+
+    - `device`: where values are made; parts then wait in host memory, one module's on a GPU at a
+      time.
+    - `init`: writes the values of a module's own parameters and buffers; default: the module's
+      ``reset_parameters()``.
+    - `weights`: values by name as in ``model.state_dict()``, read one at a time; only rank 0's are
+      used, the others may give ``{}``. `init` is asked for what they cannot have (buffers that
+      no state dict holds).
+
+    Raises ConfigError naming what has no value then, or no place in the model.
+    """
+    with all_or_none(communicator, "zerorun.shard"):
+        source = None if weights is None else _Weights(model, weights, communicator.rank == 0)
+    with torch.no_grad():
+        for path, module in model.named_modules():
+            metas = {name: tensor for name, tensor in _own(module) if tensor.is_meta}
+            if not metas:
+                continue
+            if source is not None and all(map(source.have, metas.values())):
+                for name, tensor in list(metas.items()):
+                    if isinstance(tensor, nn.Parameter):
+                        label = f"initial values of {path}"
+                        _Unread(metas.pop(name), communicator, device, source, label)
+            if not metas:
+                continue
+            with all_or_none(communicator, "zerorun.shard"), _held(module):
+                for tensor in metas.values():
+                    torch.utils.swap_tensors(tensor, _unset_like(tensor, device))
+                _fill(path, module, metas, init, source)
+            for tensor in metas.values():
+                label = f"initial values of {path}"
+                if isinstance(tensor, nn.Parameter):
+                    PrivatePartition(tensor, communicator, home=torch.device("cpu"), label=label)
+                elif source is not None and source.have(tensor) and not tensor.is_floating_point():
+                    # The engine shares floating-point buffers, but no others.
+                    share(tensor, communicator, label)
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The module's own parameters and buffers."""
+    yield from module.named_parameters(recurse=False)
+    yield from module.named_buffers(recurse=False)
+
+
+@contextlib.contextmanager
+def _held(module: nn.Module) -> Iterator[None]:
+    """A module's parameters that have values already, since they are tied to another module's: full
+    for the block, and what they were after it."""
+    tied = [p for p in module.parameters(recurse=False) if not p.is_meta]
+    whole = [(p, p.clone()) for p in tied if partition_of(p) is None]
+    with gathered(tied):  # a copy, which is dropped
+        try:
+            yield
+        finally:
+            for parameter, values in whole:
+                parameter.copy_(values)
+
+
+class _Weights:
+    """Values from outside, which must be those of the model, no fewer and no more."""
+
+    def __init__(
+        self, model: nn.Module, values: Mapping[str, torch.Tensor], is_source: bool
+    ) -> None:
+        self._values = values
+        self._is_source = is_source
+        self._names: dict[torch.Tensor, str] = {}  # for a tied one that which has a value
+        for name, tensor in _saved(model):
+            if name in values or tensor not in self._names:
+                self._names[tensor] = name
+        if not is_source:
+            return
+        known = {name for name, _ in _saved(model)}
+        missing = [n for t, n in self._names.items() if t.is_meta and n not in values]
+        unknown = [name for name in values if name not in known]
+        if missing or unknown:
+            raise _C.ConfigError(
+                f"weights: {_some(missing)} of the model's names are missing, and {_some(unknown)} "
+                "are not the model's: give the values of one state dict of this model"
+            )
+
+    def have(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._names
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        return self._names[tensor]
+
+    def read(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+        """The value; None on ranks whose values are not used."""
+        if not self._is_source:
+            return None
+        value = self._values[name]
+        if not isinstance(value, torch.Tensor):
+            raise _C.ConfigError(f"weights: {name} is {type(value)}, expected a tensor")
+        if value.shape != shape:
+            raise _C.ConfigError(
+                f"weights: {name} has shape {tuple(value.shape)}, expected the model's "
+                f"{tuple(shape)}"
+            )
+        return value
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """The tensor's value; on ranks whose values are not used, zero."""
+        value = self.read(self._names[tensor], tensor.shape)
+        if value is None:
+            tensor.zero_()
+        else:
+            copy_in_pieces(tensor, value)
+
+
+class _Unread(PrivatePartition):
+    """A parameter whose values are read, piece by piece, when somebody asks for them. An engine
+    does, which needs no more memory than its own then."""
+
+    def __init__(
+        self,
+        parameter: torch.Tensor,
+        communicator: _C.Communicator,
+        device: torch.device,
+        source: _Weights,
+        label: str,
+    ) -> None:
+        """`parameter`: on the meta device. `label`: of the collective."""
+        self._source, self._name, self._label = source, source.name_of(parameter), label
+        shape = parameter.shape
+        empty = torch.empty(0, dtype=parameter.dtype, device=device)
+        assert isinstance(parameter, nn.Parameter)
+        torch.utils.swap_tensors(parameter, _like(parameter, empty))
+        self._manage(parameter, shape, communicator, None)
+
+    @property
+    def _shard(self) -> torch.Tensor:
+        if self._kept is None:
+            self._kept = torch.zeros(self._shard_numel, dtype=self._empty.dtype)
+            for begin, piece in self._read():
+                self._write_own(self._kept, begin, piece)
+            self.parameter.ds_tensor = self._kept.as_subclass(OwnPart)
+        return self._kept
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        return self._read() if self._kept is None else super().pieces()
+
+    def _read(self) -> Iterator[tuple[int, torch.Tensor]]:
+        with all_or_none(self._communicator, "zerorun.shard"):
+            value = self._source.read(self._name, self.shape)
+            values = None if value is None else value.detach().contiguous().view(-1)
+        itemsize = self._empty.element_size()
+        memory = torch.empty(min(self.numel, PIECE // itemsize), dtype=self._empty.dtype)
+        for begin, end in pieces_of(self.numel, itemsize):
+            piece = memory[: end - begin]
+            if values is not None:
+                piece.copy_(values[begin:end])
+                forget_pages(values[begin:end])
+            self._communicator.broadcast(piece.view(torch.uint8), 0, self._label)
+            yield begin, piece
+
+
+def _saved(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a state dict, with all names of a tied tensor."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, tensor in _own(module):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, tensor
+
+
+def _some(names: list[str]) -> str:
+    return f"{len(names)} ({', '.join(names[:5])})" if names else "none"
+
+
+def _like(meta: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(values, requires_grad=meta.requires_grad)
+    vars(parameter).update(vars(meta))
+    return parameter
+
+
+def _unset_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Memory in which a value that was never written shows."""
+    values = torch.empty_like(meta, device=device)
+    if meta.is_floating_point() or meta.is_complex():
+        values.fill_(torch.nan)
+    elif meta.dtype != torch.bool:
+        values.fill_(torch.iinfo(meta.dtype).min)
+    return _like(meta, values) if isinstance(meta, nn.Parameter) else values
+
+
+def _is_unset(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.isnan().any())
+    if tensor.dtype == torch.bool:
+        return False
+    unset = tensor == torch.iinfo(tensor.dtype).min
+    # A byte may have any value.
+    return bool(unset.all() if tensor.element_size() == 1 else unset.any())
+
+
+def _take_assigned(module: nn.Module, metas: Mapping[str, torch.Tensor]) -> None:
+    """Buffers that a program has assigned instead of writing into them, as it does with tables."""
+    for name, tensor in metas.items():
+        assigned = module._buffers.get(name)
+        if assigned is not None and assigned is not tensor and not assigned.is_meta:
+            torch.utils.swap_tensors(tensor, assigned.detach().to(tensor.device, copy=True))
+            module._buffers[name] = tensor
+
+
+def _fill(
+    path: str,
+    module: nn.Module,
+    metas: Mapping[str, torch.Tensor],
+    init: Initializer | None,
+    weights: _Weights | None,
+) -> None:
+    """Writes one module's values."""
+    given = {n: t for n, t in metas.items() if weights is not None and weights.have(t)}
+    if len(given) < len(metas):
+        if init is not None:
+            init(module)
+        elif hasattr(module, "reset_parameters"):
+            cast("Any", module).reset_parameters()
+        _take_assigned(module, metas)
+    for tensor in given.values():
+        assert weights is not None
+        weights.write(tensor)
+    unset = [n for n, tensor in metas.items() if n not in given and _is_unset(tensor)]
+    if unset:
+        means = "init" if init is not None else "reset_parameters"
+        without = "" if init is not None or hasattr(module, means) else ", which it does not have,"
+        raise _C.ConfigError(
+            f"module '{path}' ({type(module).__name__}) on the meta device: {means}(){without} "
+            f"gave no value to {_some(unset)}: give zerorun.shard an init= that writes them, or "
+            "their values in weights="
+        )

@@ -1,7 +1,5 @@
 """Attributes and hooks that copies and pickles of a model do not have."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable
@@ -13,7 +11,7 @@ from torch import nn
 from zerorun import _C, torch_seam
 
 
-def _replacement(kind: type[Uncopied]) -> Any:
+def _replacement(kind: type["Uncopied"]) -> Any:
     return kind.in_copies
 
 

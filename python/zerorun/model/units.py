@@ -200,7 +200,6 @@ def plain_name(name: str) -> str:
 
 _ATTRIBUTE = "_z3_leaf"  # DeepSpeed's, which scripts know; copies of a module have it too
 _SECTION = "zero_optimization/leaf_module"
-_THRESHOLD = "/zero_optimization/stage3_module_granularity_threshold"
 _LARGEST = 10**9  # elements of a module that a threshold marks
 
 DEFAULT_CLASSES = (
@@ -296,7 +295,7 @@ def mark_configured(model: nn.Module, parsed: _C.ParsedConfig) -> None:
     }
     classes = given.get("classes")
     mark_by_class(model, DEFAULT_CLASSES if classes is None else classes)
-    threshold = value_of(parsed, _THRESHOLD, 0)
+    threshold = value_of(parsed, "/zero_optimization/stage3_module_granularity_threshold", 0)
     if threshold > 0:
         mark_fine_grained(model, threshold)
     for key, mark in (("names", mark_by_name), ("name_suffixes", mark_by_suffix)):

@@ -2,7 +2,6 @@
 
 import csv
 import importlib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from zerorun import _C
 from zerorun.metrics.files import is_figure
+from zerorun.program_warning import logger
 
 __all__ = [
     "CometMonitor",
@@ -156,7 +156,6 @@ SECTIONS: dict[str, type[Monitor]] = {
     "wandb": WandbMonitor,
     "comet": CometMonitor,
 }
-_logger = logging.getLogger("zerorun")
 
 
 class MonitorMaster:
@@ -174,15 +173,12 @@ class MonitorMaster:
         self.failed: list[str] = []  # sections whose monitor was left out
         self._monitors: dict[str, Monitor] = {}
         for name, settings in chosen.items() if rank == 0 else ():
-            self._start(name, settings)
-
-    def _start(self, name: str, settings: dict[str, Any]) -> None:
-        try:
-            self._monitors[name] = SECTIONS[name](**settings)
-        except (_C.ConfigError, OSError):
-            raise  # what the user can mend before training
-        except Exception as error:
-            self._leave_out(name, error)
+            try:
+                self._monitors[name] = SECTIONS[name](**settings)
+            except (_C.ConfigError, OSError):
+                raise  # what the user can mend before training
+            except Exception as error:
+                self._leave_out(name, error)
 
     def __getattr__(self, name: str) -> Monitor | None:
         """`tb_monitor`, `csv_monitor`, `wandb_monitor`, `comet_monitor`: None unless it is on."""
@@ -212,7 +208,7 @@ class MonitorMaster:
 
     def _leave_out(self, name: str, error: Exception) -> None:
         self.failed.append(name)
-        _logger.warning(
+        logger.warning(
             "the monitor %s failed and gets no more; all else goes on: %s: %s",
             name,
             type(error).__name__,

@@ -2,21 +2,16 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Any
 
 import torch
-from torch import nn
 
 from zerorun import _C
 from zerorun import torch_seam as seam
 from zerorun.agreement import all_or_none
+from zerorun.optimizers import parameter_states
 from zerorun.optimizers.lr_scheduler import set_rate
-from zerorun.optimizers.parameter_states import (
-    FullStates,
-    ParameterStates,
-    ShardStates,
-    take_states,
-)
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states
 from zerorun.program_warning import warn
 from zerorun.shards.shards import Shards
@@ -100,7 +95,7 @@ class ShardOptimizer(torch.optim.Optimizer):
     of each parameter (:class:`ParameterStates`).
     """
 
-    states_class = ParameterStates
+    states_class = parameter_states.ParameterStates
     # Hyperparameters that nobody has chosen: an import has only those of its source.
     unknown: frozenset[str] = frozenset()
 
@@ -118,7 +113,7 @@ class ShardOptimizer(torch.optim.Optimizer):
                 shards.core, shards.layout, self.given, shards.communicator, shards.writes
             )
         else:
-            take_states(shards, basic)
+            parameter_states.take_states(shards, basic)
         self.given.serve(self)
         shards.until_closed(self.given)
 
@@ -194,12 +189,8 @@ class ShardOptimizer(torch.optim.Optimizer):
             if "eps" in group:
                 target.eps = float(group["eps"])
 
-    @property
-    def loss_scale(self) -> float:
-        """The factor of the loss in backward; 1 unless parameters are fp16."""
-        return self.shards.core.loss_scale
-
-    cur_scale = loss_scale
+    # The factor of the loss in backward; 1 unless parameters are fp16.
+    loss_scale = cur_scale = property(attrgetter("shards.core.loss_scale"))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "shards"):
@@ -253,7 +244,10 @@ class ShardOptimizer(torch.optim.Optimizer):
         fp32 values of 16-bit parameters. :meth:`ZeroEngine.save_checkpoint` saves states that any
         number of ranks can load.
         """
-        return {"state": ShardStates(self.shards).get(), "param_groups": self.group_settings()}
+        return {
+            "state": parameter_states.ShardStates(self.shards).get(),
+            "param_groups": self.group_settings(),
+        }
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the result of state_dict() of the same rank of as many ranks, or that of a torch
@@ -268,29 +262,20 @@ class ShardOptimizer(torch.optim.Optimizer):
                     f"load_state_dict: got {sorted(state_dict)}, expected state and param_groups"
                 )
             if any("params" in group for group in groups):  # torch's
-                full = FullStates(self.shards, self.param_groups)
+                full = parameter_states.FullStates(self.shards, self.param_groups)
                 put, groups = full.put, full.check(groups, states)
             else:
-                own = ShardStates(self.shards)
+                own = parameter_states.ShardStates(self.shards)
                 put = own.put
                 own.check(states)
         self.load_group_settings(groups)
         put(states)
 
 
-class TrainingLoop(Protocol):
-    """The engine of a ZeroOptimizer."""
-
-    module: nn.Module
-
-    def step(self) -> None: ...
-    def zero_grad(self) -> None: ...
-
-
 class ZeroOptimizer(ShardOptimizer):
     """The optimizer that :func:`zerorun.initialize` returns; it steps a :class:`ZeroEngine`."""
 
-    def __init__(self, engine: TrainingLoop, shards: Shards, basic: torch.optim.Optimizer) -> None:
+    def __init__(self, engine: Any, shards: Shards, basic: torch.optim.Optimizer) -> None:
         super().__init__(shards, basic)
         self.engine = engine
 

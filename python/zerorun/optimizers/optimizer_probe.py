@@ -1,7 +1,5 @@
 """What a torch optimizer does, found out by running a copy of it on a small parameter."""
 
-from __future__ import annotations
-
 import collections
 import copy
 from collections.abc import Iterator
@@ -76,8 +74,10 @@ def state_names(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]
     """By group: what the optimizer keeps of a parameter from the first step on, if it had these
     hyperparameters."""
     names = []
+    devices = (p.device for group in optimizer.param_groups for p in group["params"])
+    device = next(devices, torch.device("cpu"))
     for index, values in enumerate(settings):
-        parameter = nn.Parameter(torch.ones(2, device=_device_of(optimizer)))
+        parameter = nn.Parameter(torch.ones(2, device=device))
         parameter.grad = torch.ones_like(parameter)
         twin = _twin(optimizer, index, parameter)
         twin.param_groups[index].update(values)
@@ -85,11 +85,6 @@ def state_names(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]
             type(optimizer).step(twin)
         names.append({key for key, value in twin.state[parameter].items() if value is not None})
     return names
-
-
-def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    cpu = torch.device("cpu")
-    return next((p.device for g in optimizer.param_groups for p in g["params"]), cpu)
 
 
 def _needs_whole(name: str, why: str) -> _C.ConfigError:
@@ -103,7 +98,7 @@ def _changes(
     optimizer: torch.optim.Optimizer,
     group: int,
     device: torch.device,
-    watch: _WholeTensors,
+    watch: "_WholeTensors",
     *,
     parts: bool,
 ) -> torch.Tensor:

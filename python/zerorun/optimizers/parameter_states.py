@@ -13,7 +13,6 @@ from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
 from zerorun.optimizers.saved_values import (
     COMMON_STATES,
     check_groups,
-    check_one_step,
     whole_number,
     with_own_decay,
 )
@@ -47,8 +46,9 @@ class ParameterStates(MutableMapping[Any, Any]):
             return
         kept = self[parameter]
         same = kept.keys() == states.keys() and all(
-            torch.equal(value, given.to(value.device)) if _are_tensors(value, given) else True
+            torch.equal(value, given.to(value.device))
             for value, given in ((kept[key], states[key]) for key in kept)
+            if isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor)
         )
         if not same:
             raise _C.ConfigError(
@@ -85,10 +85,6 @@ class ParameterStates(MutableMapping[Any, Any]):
         return self._shards.layout.group_of if started else {}
 
 
-def _are_tensors(*values: Any) -> bool:
-    return all(isinstance(value, torch.Tensor) for value in values)
-
-
 # --- whole ones, of a torch optimizer ---
 
 _WHERE = "load_state_dict"
@@ -122,8 +118,14 @@ class FullStates:
             self._check_states(parameter, index, state)
             if state:
                 steps[f"parameter {index}"] = state.get("step", 0)
-        if not self._shards.external:
-            check_one_step(steps)
+        # Of which a rule of the core's has one count.
+        if not self._shards.external and len({int(step) for step in steps.values()}) > 1:
+            least, most = (of(steps, key=steps.__getitem__) for of in (min, max))
+            raise _C.CheckpointError(
+                f"load_state_dict: {least} has made {int(steps[least])} steps and {most} "
+                f"{int(steps[most])}, but this engine's optimizer counts them for all together: "
+                "load states of as many steps, or use an optimizer that the core has no rule for"
+            )
         check_groups(groups, _WHERE, external=self._shards.external)
         settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
         if not self._shards.external:
@@ -257,7 +259,6 @@ def _tensors(
 
 # --- all that this rank keeps, as a dictionary ---
 
-_MASTER = "master"
 _STEP = "step"
 
 
@@ -269,7 +270,13 @@ class ShardStates:
 
     def get(self) -> dict[str, dict[str, Any]]:
         """Views of the engine's memory, as torch's state dicts are of the optimizer's."""
-        return {key: self._of(interval) for key, interval in self._intervals()}
+        found: dict[str, dict[str, Any]] = {}
+        kept = self._shards.torch_states
+        for key, interval in self._intervals():
+            more = {_STEP: self._shards.core.step_count}
+            own = more if kept is None else kept.get(interval.parameter, interval.begin)
+            found[key] = self._tensors(interval) | own
+        return found
 
     def check(self, states: dict[str, dict[str, Any]]) -> None:
         """Raises CheckpointError unless put() can take them."""
@@ -321,14 +328,8 @@ class ShardStates:
                 end = interval.begin + interval.numel
                 yield f"{names[interval.parameter]}[{interval.begin}:{end}]", interval
 
-    def _of(self, interval: _C.StateInterval) -> dict[str, Any]:
-        states: dict[str, Any] = dict(self._tensors(interval))
-        if self._shards.torch_states is not None:
-            return states | self._shards.torch_states.get(interval.parameter, interval.begin)
-        return states | {_STEP: self._shards.core.step_count}
-
     def _tensors(self, interval: _C.StateInterval) -> dict[str, torch.Tensor]:
         states = states_of(self._shards.core, interval)
         if self._shards.core.param_dtype == "fp32" or interval.master is None:
             return states  # parameters are their own masters
-        return states | {_MASTER: tensor_of(interval.master)}
+        return states | {"master": tensor_of(interval.master)}

@@ -82,18 +82,6 @@ def check_groups(groups: Any, where: str, *, external: bool, count: int | None =
         )
 
 
-def check_one_step(steps: dict[str, Any]) -> None:
-    """Raises CheckpointError unless the states of all parameters have made as many steps, of which
-    a rule of the core's has one count."""
-    if len({int(step) for step in steps.values()}) > 1:
-        least, most = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
-        raise _C.CheckpointError(
-            f"load_state_dict: {least} has made {int(steps[least])} steps and {most} "
-            f"{int(steps[most])}, but this engine's optimizer counts them for all together: load "
-            "states of as many steps, or use an optimizer that the core has no rule for"
-        )
-
-
 def is_decoupled(kind: str, *, adam_w_mode: bool) -> bool | None:
     """Whether an optimizer of this name decouples weight decay from the gradient; None: it is no
     Adam. As DeepSpeed: "AdamW" always does, "Adam" unless adam_w_mode is false."""
@@ -137,19 +125,16 @@ def with_own_decay(
 def common_states(group: dict[str, Any], where: str) -> dict[Any, Any]:
     """The states of no parameter that group settings have. Raises CheckpointError."""
     try:
-        return {
-            key: torch.tensor(value["tensor"]) if _is_of_old_file(value) else value
+        return {  # a tensor may be as files had them before they kept its dtype
+            key: torch.tensor(value["tensor"])
+            if isinstance(value, dict) and value.keys() == {"tensor"}
+            else value
             for key, value in group.get(COMMON_STATES, {}).items()
         }
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise _C.CheckpointError(
             f"{where}: {COMMON_STATES} is {_text(group[COMMON_STATES])}, expected values by name"
         ) from error
-
-
-def _is_of_old_file(value: Any) -> bool:
-    """A tensor as files had them before they kept its dtype."""
-    return isinstance(value, dict) and value.keys() == {"tensor"}
 
 
 def check_schedule(scheduler: Any, state: Any, where: str) -> None:

@@ -1,24 +1,15 @@
 """Run: what the metrics files of one run say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
 
 from zerorun import _C
 from zerorun.command_line import ProgressBar
-from zerorun.metrics.files import (
-    Tail,
-    check_version,
-    is_figure,
-    parse_line,
-    rank_in,
-    straggler_text,
-)
+from zerorun.metrics import files as metrics_files
+from zerorun.metrics.files import parse_line
 from zerorun.report.timeline import find_trace, read_timeline
 
-_PARTS = 3  # of a setting
 _RANK_IN_NAME = re.compile(r"\.rank(\d+)$")
 
 
@@ -34,14 +25,14 @@ class RankFigures:
     def add(self, line: dict[str, Any]) -> None:
         self.columns.add(line)
         for name, nbytes in (line.get("memory_peak") or {}).items():
-            if is_figure(nbytes):
+            if metrics_files.is_figure(nbytes):
                 self.memory[name] = max(self.memory.get(name, 0), nbytes)
-        if is_figure(line.get("peak_rss_bytes")):
+        if metrics_files.is_figure(line.get("peak_rss_bytes")):
             self.peak_rss = max(self.peak_rss or 0, line["peak_rss_bytes"])
         for name, figures in (line.get("collectives") or {}).items():
             sums = self.collectives.setdefault(name, [0, 0, 0.0])
             for i, value in enumerate(figures[: len(sums)]):
-                sums[i] += value if is_figure(value) else 0
+                sums[i] += value if metrics_files.is_figure(value) else 0
 
 
 class Run:
@@ -74,18 +65,18 @@ class Run:
         return rank
 
     def _add_head(self, head: dict[str, Any], where: Path) -> int:
-        check_version(head, where)
+        metrics_files.check_version(head, where)
         if isinstance(head.get("run"), dict):
             self.about = self.about or head["run"]
         if isinstance(head.get("world_size"), int):
             self.world_size = head["world_size"]
-        return rank_in(head, 0)
+        return metrics_files.rank_in(head, 0)
 
     def _add_step(self, line: dict[str, Any], rank: int) -> None:
-        figures = self.ranks.setdefault(rank_in(line, rank), RankFigures())
+        figures = self.ranks.setdefault(metrics_files.rank_in(line, rank), RankFigures())
         try:
             figures.add(line)
-            if (text := straggler_text(line)) is not None:
+            if (text := metrics_files.straggler_text(line)) is not None:
                 self.straggler, self.straggler_steps = text, self.straggler_steps + 1
         except (TypeError, ValueError, AttributeError):
             self.bad_lines += 1
@@ -95,7 +86,7 @@ class Run:
         """[pointer, value, is the default] of each setting."""
         config = self.about.get("config")
         settings = config if isinstance(config, list) else []
-        return [one for one in settings if isinstance(one, list) and len(one) == _PARTS]
+        return [one for one in settings if isinstance(one, list) and len(one) == 3]
 
     def setting(self, pointer: str) -> Any:
         return next((value for name, value, _ in self.settings if name == pointer), None)
@@ -137,7 +128,7 @@ class RunReader:
         self._path, self._trace, self._name = path, trace, name
         self._run, self._tails = self._begin()
 
-    def _begin(self) -> tuple[Run, dict[Path, Tail]]:
+    def _begin(self) -> tuple[Run, dict[Path, metrics_files.Tail]]:
         name = self._path.stem if self._path.is_file() else self._path.resolve().name
         return Run(self._name or name), {}
 
@@ -163,7 +154,11 @@ class RunReader:
                 f"{self._path}: {what}; expected a file of one JSON object a step, as `zerorun "
                 "train --metrics FILE` or the key zerorun.metrics of a configuration writes it"
             )
-        found = self._trace or self._trace_of_run()
+        found, named = self._trace, self._run.setting("/zerorun/trace/file")
+        if found is None and isinstance(named, str) and Path(named).is_file():
+            found = Path(named)
+        if found is None and self._path.is_dir():
+            found = find_trace(self._path)
         self._run.timeline = None if found is None else read_timeline(found)
         return self._run
 
@@ -171,18 +166,12 @@ class RunReader:
         world_size = self._run.world_size
         if world_size is not None and rank_of(file) >= world_size:
             return  # of a run before, with more ranks
-        tail = self._tails.setdefault(file, Tail(file, rank_of(file)))
+        tail = self._tails.setdefault(file, metrics_files.Tail(file, rank_of(file)))
         for text in tail.lines(follow):
             if text.strip():
                 tail.rank = self._run.add_line(text, tail.rank, file)
             if bar is not None:
                 bar.show(tail.at, tail.nbytes)
-
-    def _trace_of_run(self) -> Path | None:
-        named = self._run.setting("/zerorun/trace/file")
-        if isinstance(named, str) and Path(named).is_file():
-            return Path(named)
-        return find_trace(self._path) if self._path.is_dir() else None
 
 
 def read_run(path: Path, trace: Path | None = None) -> Run:
@@ -242,12 +231,12 @@ class _Point:
     def add(self, line: dict[str, Any]) -> None:
         for name in NAMES:
             value = line.get(name)
-            if is_figure(value):
+            if metrics_files.is_figure(value):
                 self.sums[name] = self.sums.get(name, 0.0) + value
                 self.counts[name] = self.counts.get(name, 0) + 1
         self._keep_last(line.get(_AS_IT_WAS))
 
-    def merge(self, later: _Point) -> None:
+    def merge(self, later: "_Point") -> None:
         self.step = later.step
         for name, value in later.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
@@ -255,7 +244,7 @@ class _Point:
         self._keep_last(later.sums.get(_AS_IT_WAS))
 
     def _keep_last(self, value: object) -> None:
-        if is_figure(value):
+        if metrics_files.is_figure(value):
             self.sums[_AS_IT_WAS], self.counts[_AS_IT_WAS] = value, 1
 
     def mean(self, name: str) -> float | None:
@@ -285,7 +274,10 @@ class Columns:
             self.skipped_count += 1
             if len(self.skipped) < MOST:
                 self.skipped.append(step)
-        self._follow_scale(line.get("loss_scale"))
+        scale = line.get("loss_scale")
+        if metrics_files.is_figure(scale):
+            self.scale_falls += self._scale is not None and scale < self._scale
+            self._scale = scale
         if not self._points or self._in_last == self._steps_per_point:
             self._points.append(_Point(step))
             self._in_last = 0
@@ -294,13 +286,6 @@ class Columns:
         self._in_last += 1
         if len(self._points) >= 2 * MOST:
             self._thin()
-
-    def _follow_scale(self, scale: object) -> None:
-        if not is_figure(scale):
-            return
-        if self._scale is not None and scale < self._scale:
-            self.scale_falls += 1
-        self._scale = scale
 
     def _go_back(self, step: int) -> None:
         """A run that resumed repeats steps: what it does now counts."""
@@ -323,9 +308,9 @@ class Columns:
         """By name, with ``step``; names that no step has are left out."""
         found: dict[str, list[Any]] = {"step": [point.step for point in self._points]}
         for name in NAMES:
-            values = [_short(point.mean(name)) for point in self._points]
-            if any(value is not None for value in values):
-                found[name] = values
+            means = [point.mean(name) for point in self._points]
+            if any(mean is not None for mean in means):
+                found[name] = [None if mean is None else float(f"{mean:.6g}") for mean in means]
         return found
 
     def mean(self, name: str, skip: int = 0) -> float | None:
@@ -333,7 +318,3 @@ class Columns:
         points = self._points[skip:] if len(self._points) > 2 * skip else self._points
         count = sum(point.counts.get(name, 0) for point in points)
         return sum(point.sums.get(name, 0.0) for point in points) / count if count else None
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")

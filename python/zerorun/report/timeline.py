@@ -60,7 +60,12 @@ def _shown(trace: dict[str, Any]) -> dict[str, Any]:
         for event in events
         if event["ph"] == "M" and event["name"] == "thread_name"
     }
-    spans = [event for event in events if event["ph"] == "X" and _is_sound(event)]
+    spans = [
+        event
+        for event in events
+        if event["ph"] == "X"
+        and all(is_figure(event.get(name)) and event[name] >= 0 for name in ("ts", "dur"))
+    ]
     ranks = sorted({pid for pid, _ in rows})[:MOST_RANKS]
     wanted = [event for event in spans if event["pid"] in ranks]
     kept = heapq.nlargest(MOST_SPANS, wanted, key=lambda event: event["dur"])
@@ -89,10 +94,6 @@ def _shown(trace: dict[str, Any]) -> dict[str, Any]:
         "dropped": about.get("dropped_events", 0),
         "untimed": about.get("untimed_collectives", 0),
     }
-
-
-def _is_sound(event: dict[str, Any]) -> bool:
-    return all(is_figure(event.get(name)) and event[name] >= 0 for name in ("ts", "dur"))
 
 
 def _label(event: dict[str, Any]) -> str:

@@ -6,16 +6,16 @@ sets how many ranks share a sequence, :func:`use_with_transformers` adds the exc
 Face models, and :class:`SequenceLoader` splits a loader's batches.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from zerorun.lazy_names import lazy_names
-from zerorun.sequence.groups import SequenceGroups, current, data_parallel_size, start
-
-if TYPE_CHECKING:
-    from zerorun.sequence.attention import SharedAttention, attend, use_with_transformers
-    from zerorun.sequence.loader import SequenceLoader, mean_over_sequence
+from zerorun.sequence.groups import (
+    SequenceGroups,
+    SharedAttention,
+    attend,
+    current,
+    data_parallel_size,
+    start,
+    use_with_transformers,
+)
+from zerorun.sequence.loader import SequenceLoader, mean_over_sequence
 
 __all__ = [
     "SequenceGroups",
@@ -28,11 +28,3 @@ __all__ = [
     "start",
     "use_with_transformers",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "sequence.attention": "SharedAttention attend use_with_transformers",
-        "sequence.loader": "SequenceLoader mean_over_sequence",
-    },
-)

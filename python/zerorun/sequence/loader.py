@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from zerorun import _C
 from zerorun.sequence.groups import current
 
-_IGNORED = -100  # the label of a token that has no loss
 # Where the documents of a packed sequence begin and end; a flash attention reads them, for all
 # tokens, since a rank has all of them there.
 _BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -78,7 +77,9 @@ class SequenceLoader:
     def _exchange(self, batch: Any) -> list[dict[str, Any]]:
         """Returns the batches of all ranks of the group. Collective over the group."""
         error = None if batch is None else _problem(batch, self._size)
-        outline = None if batch is None or error else _outline(batch)
+        outline = None
+        if batch is not None and not error:  # of tensors shape and dtype
+            outline = {n: v.to("meta") if torch.is_tensor(v) else v for n, v in batch.items()}
         found: list[Any] = [None] * self._size
         dist.all_gather_object(found, (error, outline), group=self._group)
         errors = [
@@ -102,7 +103,7 @@ class SequenceLoader:
         root = dist.get_global_rank(self._group, source)
         batch: dict[str, Any] = {}
         for name, what in outline.items():
-            if isinstance(what, _Tensor):
+            if isinstance(what, torch.Tensor):
                 value = torch.empty(what.shape, dtype=what.dtype, device=self._device)
                 if source == self._rank:
                     value = own[name].to(self._device).contiguous()
@@ -118,11 +119,15 @@ class SequenceLoader:
         if "position_ids" not in batch:
             batch["position_ids"] = _positions(ids, batch.get("cu_seq_lens_q"))
         if "labels" in batch:
-            shifted = F.pad(batch.pop("labels"), (0, 1), value=_IGNORED)[..., 1:]
-            batch["shift_labels"] = shifted
+            # -100: the label of a token that has no loss.
+            batch["shift_labels"] = F.pad(batch.pop("labels"), (0, 1), value=-100)[..., 1:]
         length = ids.shape[1] // self._size
         own = slice(self._rank * length, (self._rank + 1) * length)
-        return {name: _part(name, value, own) for name, value in batch.items()}
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                part = value if name in _BOUNDS else value[:, own].contiguous()
+                batch[name] = part.cpu()
+        return batch
 
 
 def _positions(ids: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
@@ -132,26 +137,6 @@ def _positions(ids: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
         begins = bounds[:-1].to(index.dtype)
         index = index - begins[torch.searchsorted(begins, index, right=True) - 1]
     return index.expand(ids.shape)
-
-
-def _part(name: str, value: Any, own: slice) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return (value if name in _BOUNDS else value[:, own].contiguous()).cpu()
-
-
-class _Tensor:
-    """Shape and dtype of a tensor that will be broadcast."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
-
-
-def _outline(batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _Tensor(value) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
 
 
 def _problem(batch: Any, size: int) -> str | None:

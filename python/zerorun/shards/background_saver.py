@@ -1,7 +1,6 @@
 """Saves that the core writes while the training goes on."""
 
 import atexit
-import logging
 import os
 import sys
 import weakref
@@ -9,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerorun import _C
-
-_logger = logging.getLogger("zerorun")
+from zerorun.program_warning import logger
 
 
 class BackgroundSaver:
@@ -52,35 +50,25 @@ class BackgroundSaver:
 
     def poll(self) -> None:
         """Raises the error of a save that has failed on some rank. Collective."""
-        if self._is_pending:
-            self._take_outcome(self._saver.poll if self._saver else bool, alone=False)
+        self._ask("poll")
 
     def wait(self) -> None:
         """Returns when nothing is under way; raises the error of the last save. Collective."""
-        self._finish(alone=False)
+        self._ask("wait")
 
     def close(self) -> None:
         """As wait, without the other ranks; then gives the memory back."""
         try:
-            self._finish(alone=True)
+            self._ask("wait_alone")
         finally:
             self._saver = None
 
-    def _finish(self, *, alone: bool) -> None:
+    def _ask(self, how: str) -> None:
+        """Follows up on a save that is complete, as the core's saver says by that method."""
         if not self._is_pending or self._saver is None:
             return
-        wait = self._saver.wait_alone if alone else self._saver.wait
-
-        def finish() -> bool:
-            wait()
-            return True
-
-        self._take_outcome(finish, alone=alone)
-
-    def _take_outcome(self, ask: Callable[[], bool], *, alone: bool) -> None:
-        """Follows up on the save if `ask` says that it is complete, or raises."""
         try:
-            complete = ask()
+            complete = getattr(self._saver, how)() is not False  # the others return when it is
         except Exception:
             self._is_pending = False
             self._failed()
@@ -88,7 +76,7 @@ class BackgroundSaver:
         if complete:
             self._is_pending = False
             self._committed()
-            if not alone:  # every rank sees what that has changed
+            if how != "wait_alone":  # every rank sees what that has changed
                 self._communicator.barrier()
 
 
@@ -101,7 +89,7 @@ def _end(reference: weakref.ref[BackgroundSaver]) -> None:
     try:
         saver.close()
     except Exception as error:
-        _logger.error("a checkpoint could not be saved: %s", error)
+        logger.error("a checkpoint could not be saved: %s", error)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

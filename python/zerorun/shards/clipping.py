@@ -126,7 +126,8 @@ def _refuse_given_norm(parameters: list[nn.Parameter]) -> None:
 
 def _without_torchs(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Shards]:
     """The parameters that engines train, except those with a gradient that torch sees."""
-    return {p: shards for p in parameters if p.grad is None and (shards := _trains(p)) is not None}
+    found = ((p, shards_of(p)) for p in parameters if p.grad is None)
+    return {p: s for p, s in found if s is not None and s.layout.is_trainable(p)}
 
 
 @torch.no_grad()
@@ -151,12 +152,6 @@ def _clip(given: list[nn.Parameter], clip: _Clip) -> torch.Tensor | None:
             "that of all its parts: zerorun.shard(..., clip=...) clips by it in step()"
         )
     return _clip_in(shards, list(own), clip) if shards.finish_reduction() else None
-
-
-def _trains(parameter: nn.Parameter) -> Shards | None:
-    """The engine that has the parameter's gradient."""
-    shards = shards_of(parameter)
-    return shards if shards is not None and shards.layout.is_trainable(parameter) else None
 
 
 def _clip_in(shards: Shards, parameters: list[nn.Parameter], clip: _Clip) -> torch.Tensor:

@@ -1,10 +1,7 @@
 """Shards: a model's states in the core's memory, sharded over the ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,19 +17,18 @@ from zerorun.hooks.parameter_memory import by_parameter, full_view
 from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.local_tensor import LocalHook, is_distributed, local_of, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition, own_nbytes
+from zerorun.model.tensors import LocalHook, is_distributed, local_of, place
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
+from zerorun.program_warning import logger
 from zerorun.shards.background_saver import BackgroundSaver
-from zerorun.shards.parameter_checks import AssignedGradients, EmptyStateWarnings, ProgramWrites
-from zerorun.shards.parameters import EnginePartition, Loading
+from zerorun.shards.parameters import EmptyStateWarnings, EnginePartition, Loading, ProgramWrites
 from zerorun.shards.torch_optimizer import TorchStates
 
 _ATTRIBUTE = "_zerorun_shards"
-_logger = logging.getLogger("zerorun")
 
 
 @dataclass(frozen=True)
@@ -59,11 +55,11 @@ _NO_LOOP = Policy(clips_as_torch=False)  # of an optimizer without an engine
 class _Reference(Uncopied):
     """The shards that a parameter belongs to."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: "Shards") -> None:
         self.shards = shards  # they live as long as the model, whoever drops the engine
 
 
-def shards_of(parameter: nn.Parameter) -> Shards | None:
+def shards_of(parameter: nn.Parameter) -> "Shards | None":
     """The shards that a parameter belongs to, if it belongs to any."""
     reference = getattr(parameter, _ATTRIBUTE, None)
     return None if reference is None else reference.shards
@@ -80,22 +76,11 @@ def _register_before(tensor: Any, hook: Callable[..., Any]) -> Any:
     return handle
 
 
-def take_over(parameters: Iterable[nn.Parameter]) -> None:
-    """Ends the engines that parameters belong to, so that they can be given to another one.
-
-    As Shards.close, also in what is collective.
-    """
-    found = dict.fromkeys(shards_of(parameter) for parameter in parameters)
-    for shards in found:
-        if shards is not None:
-            shards.close()
-
-
-def take_left(parameters: Iterable[nn.Parameter]) -> None:
-    """Ends the engines of parameters that nobody steps any more. As Shards.close, also in what is
-    collective."""
+def take_over(parameters: Iterable[nn.Parameter], *, left: bool = False) -> None:
+    """Ends the engines that parameters belong to, so that they can be given to another one; `left`:
+    those that nobody steps any more. As Shards.close, also in what is collective."""
     for shards in dict.fromkeys(map(shards_of, parameters)):
-        if shards is not None and shards.is_left:
+        if shards is not None and (shards.is_left or not left):
             shards.close()
 
 
@@ -166,16 +151,19 @@ class Shards:
                 share_buffers(model, ranks.data)
             for parameter, name in layout.outside.items():
                 share(parameter, ranks.data, f"initial values of {name}")
-            self._load()
+            reference, rounds = _Reference(self), policy.round_masters
+            for parameter in Loading(self.core, layout, ranks, device, round_masters=rounds):
+                self._take(parameter, reference)
             self.collector = _C.GradientCollector(self.core)
             if model is not None:
-                self._collect_gradients()
+                torch_seam.replace(torch.Tensor, _register.__name__, _register_before)
+                for parameter in filter(layout.is_trainable, layout.ids):
+                    self._collect(parameter)
                 self._attach_hooks(model)
             whole = [p for p, index in layout.ids.items() if not self.core.is_sharded(index)]
-            self.assigned = AssignedGradients(layout)
             self.writes = ProgramWrites(self.core, layout, whole, replicated=self.stage == 0)
 
-    def __enter__(self) -> Shards:
+    def __enter__(self) -> "Shards":
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
@@ -184,7 +172,7 @@ class Shards:
         try:
             self.close(as_before=True)
         except Exception as problem:  # the error that says why is the block's
-            _logger.error(
+            logger.error(
                 "the model's parameters could not be given back (%s): make the model anew", problem
             )
 
@@ -211,11 +199,6 @@ class Shards:
         """The thread that saves beside the training."""
         return BackgroundSaver(self.core, self.settings, self.communicator)
 
-    def _collect_gradients(self) -> None:
-        torch_seam.replace(torch.Tensor, _register.__name__, _register_before)
-        for parameter in filter(self.layout.is_trainable, self.layout.ids):
-            self._collect(parameter)
-
     def _collect(self, parameter: Any) -> None:
         """Registers the hook that takes a gradient, behind all others, which find it in `.grad`."""
         hook = self.collector.hook(self.layout.ids[parameter])
@@ -223,13 +206,6 @@ class Shards:
         before, self._handles[parameter] = self._handles.get(parameter), _register(parameter, local)
         if before is not None:
             before.remove()
-
-    def _load(self) -> None:
-        reference = _Reference(self)
-        rounds = self.policy.round_masters
-        loading = Loading(self.core, self.layout, self.ranks, self.device, round_masters=rounds)
-        for parameter in loading:
-            self._take(parameter, reference)
 
     def _take(self, parameter: nn.Parameter, reference: _Reference) -> None:
         """Lets the parameter's own memory and gradient go: the engine has its values."""

@@ -9,7 +9,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
-from zerorun.model.local_tensor import like, local_of
+from zerorun.model.tensors import like, local_of
 from zerorun.shards.shards import Shards
 
 # This rank's intervals of a parameter, with views of their values in the engine's memory.
@@ -269,9 +269,7 @@ class StateAccess:
     def _prepare(self, parameter: nn.Parameter, name: str) -> bool:
         """True if the state exists, on all ranks alike. Collective for gradients."""
         trainable = self._shards.layout.is_trainable(parameter)
-        if name == "grad":
-            return trainable and self._shards.finish_reduction()
-        return trainable
+        return trainable and (name != "grad" or self._shards.finish_reduction())
 
     def _average(self) -> float:
         return self._shards.core.gradient_average

@@ -15,7 +15,7 @@ from zerorun import _C
 from zerorun import torch_seam as seam
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.model.model_layout import ModelLayout
-from zerorun.shards.parameter_checks import ProgramWrites
+from zerorun.shards.parameters import ProgramWrites
 
 SERVED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group", "__reduce_ex__")
 _ABSENT = object()
@@ -201,7 +201,10 @@ class TorchStates:
         if not state:
             return
         self._states[shard] = {
-            key: copy.deepcopy(value) if _is_number(value) else _like(shard, value)
+            # A number is a step count, as a tensor or not.
+            key: copy.deepcopy(value)
+            if not isinstance(value, torch.Tensor) or value.dim() == 0
+            else _like(shard, value)
             for key, value in state.items()
         }
 
@@ -284,11 +287,6 @@ def _like(shard: torch.Tensor, value: torch.Tensor, copy: bool = False) -> torch
     floating-point numbers."""
     dtype = shard.dtype if value.is_floating_point() else value.dtype
     return value.to(shard.device, dtype, copy=copy)
-
-
-def _is_number(value: Any) -> bool:
-    """True for a state that is not one per element: a step count, as a tensor or not."""
-    return not isinstance(value, torch.Tensor) or value.dim() == 0
 
 
 def is_per_element(key: str, value: Any, shape: torch.Size) -> bool:

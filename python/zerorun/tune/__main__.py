@@ -14,8 +14,7 @@ from typing import Any
 from zerorun import _C, config
 from zerorun.command_line import exit_with, tell_error
 from zerorun.tune.options import Options, parse
-from zerorun.tune.search import Search
-from zerorun.tune.trial import Trial, check_command, command_of, run_trial
+from zerorun.tune.search import Search, Trial, check_command, command_of, run_trial
 from zerorun.whole_file import write_text
 
 _INTERRUPTED = 130

@@ -1,7 +1,12 @@
-"""GatheredParameters: partitioned parameters, full within a with-block; and whether one is full."""
+"""What a program may use at stage 3 outside of the forward of modules: parameters that are full
+within a with-block, methods of other names, as ``model.encode(x)``, and full parameters with a
+backward."""
 
 import enum
-from collections.abc import Iterable
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,10 +15,12 @@ from torch.autograd.graph import increment_version
 
 from zerorun import _C
 from zerorun.agreement import share
+from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.shared_unit import register_external_parameter
-from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of, together
+from zerorun.model.tensors import local_of, place
 from zerorun.shards.shards import Shards, shards_of
+from zerorun.shards.state_access import StateAccess
 
 
 def _listed(params: Any) -> list[Any]:
@@ -167,3 +174,179 @@ class ZeroParamStatus(enum.Enum):
 def status_of(partition: Partition) -> ZeroParamStatus:
     """The status. Python never sees INFLIGHT, because it waits for gathers."""
     return ZeroParamStatus.AVAILABLE if partition.available else ZeroParamStatus.NOT_AVAILABLE
+
+
+# --- methods of other names, and full parameters with a backward ---
+
+
+class _MethodCall(nn.Module):
+    """Takes the hooks of a method, which a module itself has for its forward alone."""
+
+    def __init__(self, function: Callable[..., Any], hooks: GatherHooks) -> None:
+        super().__init__()
+        self.function, self.hooks = function, weakref.ref(hooks)
+
+    def forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self.function(module, *args, **kwargs)
+
+
+def register_forward_method(module: nn.Module, name: str) -> None:
+    """From here on calls of the method `name` gather what they read at stage 3, as calls of
+    `module` do, and its results have a backward.
+
+    Only methods that use parameters of `module` itself need it: those of modules that they call
+    are gathered anyway. May be called before and after zerorun.initialize. The same as FSDP2's
+    ``register_fsdp_forward_method``. Raises ConfigError for what is no method of a module.
+    """
+    method: Any = getattr(module, name, None)
+    if not isinstance(module, nn.Module) or getattr(method, "__self__", None) is not module:
+        raise _C.ConfigError(
+            f"register_forward_method: got {type(module)} and {name!r}, expected a module and the "
+            "name of a method of it"
+        )
+    function = method.__func__
+    # Of a module and its copies, whose memory they must not hold.
+    calls: weakref.WeakKeyDictionary[nn.Module, _MethodCall] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def gathering(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        found = () if torch.compiler.is_compiling() else map(partition_of, self.parameters())
+        hooks = next((partition.home for partition in found if partition is not None), None)
+        if not isinstance(hooks, GatherHooks):  # no engine shards the module
+            return function(self, *args, **kwargs)
+        call = calls.get(self)
+        if call is None or call.hooks() is not hooks:
+            call = calls[self] = _MethodCall(function, hooks)
+            whole = [unit for unit in hooks.units if unit.name and unit.module is self]
+            hooks.hook(call, whole or hooks.own_units(self))
+        return call(self, *args, **kwargs)
+
+    setattr(module, name, types.MethodType(gathering, module))
+
+
+def full_tensor(parameter: nn.Parameter) -> torch.Tensor:
+    """A copy of the whole parameter at every stage, whose backward gives the parameter gradients:
+    for a penalty on weights, say. The same as ``full_tensor()`` of FSDP2's parameters.
+
+    Every rank calls it. The parameter itself is full only meanwhile, and for its gradient.
+    """
+    if not isinstance(parameter, nn.Parameter):
+        raise _C.ConfigError(f"full_tensor: got {type(parameter)}, expected a parameter")
+    partition = partition_of(parameter)
+    hooks = None if partition is None else partition.home
+    if isinstance(hooks, GatherHooks):
+        return hooks.copy(parameter, hooks.unit_of[parameter])
+    if partition is not None:
+        raise _C.ConfigError(
+            "full_tensor: the parameter is partitioned by zero.Init and belongs to no engine: read "
+            "it within zerorun.zero.GatheredParameters"
+        )
+    return parameter.clone()
+
+
+# --- master parameters, gradients and optimizer states of single parameters, at any stage ---
+#
+# The functions are DeepSpeed's. All tensors are fp32 and, where they are returned, copies on the
+# engine's device.
+#
+# - ``full`` functions use whole tensors in the parameter's shape (a DTensor's for one), and are
+#   collective: a getter all-reduces as many elements, and every rank has the result; a setter takes
+#   the same value on every rank.
+# - ``local`` functions use the elements that this rank stores, one-dimensional, in the order of the
+#   flattened parameter: all of them at stage 0, at stages 1 to 3 those in its shard, which may be
+#   none.
+#
+# A getter returns None for a value that does not exist: of a frozen parameter, a state before the
+# first step, a gradient between a step and the next backward. In these cases, for values of another
+# size, and for parameters of no engine, a setter raises ConfigError on every rank, before anything
+# changes.
+
+_MASTER = "fp32_param"
+_GRAD = "grad"
+
+
+def _get(parameter: nn.Parameter, name: str, full: bool) -> torch.Tensor | None:
+    shards = shards_of(parameter)
+    if shards is None:
+        return None
+    states = StateAccess(shards)
+    return states.get_full(parameter, name) if full else states.get_local(parameter, name)
+
+
+def _set(parameter: nn.Parameter, name: str, value: torch.Tensor, full: bool) -> None:
+    shards = shards_of(parameter)
+    if shards is None:
+        raise _C.ConfigError(
+            f"setting {name}: a parameter of shape {tuple(parameter.shape)} belongs to no engine; "
+            "give one of a model that initialize() has taken and that is not destroyed"
+        )
+    states = StateAccess(shards)
+    (states.set_full if full else states.set_local)(parameter, name, value)
+
+
+def safe_get_full_fp32_param(param: nn.Parameter) -> torch.Tensor | None:
+    """Returns the full fp32 master parameter. Collective."""
+    return _get(param, _MASTER, full=True)
+
+
+def safe_set_full_fp32_param(param: nn.Parameter, value: torch.Tensor) -> None:
+    """Sets the master parameter and the parameter on all ranks. Collective."""
+    _set(param, _MASTER, value, full=True)
+
+
+def safe_get_full_grad(param: nn.Parameter) -> torch.Tensor | None:
+    """Returns the full gradient, averaged over ranks and micro-steps and without the loss scale,
+    between backward and step. Collective."""
+    return _get(param, _GRAD, full=True)
+
+
+def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
+    """Replaces the averaged gradient, between backward and step; clipping is still to come.
+    Collective."""
+    _set(param, _GRAD, value, full=True)
+
+
+def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    """Returns a full optimizer state; `optim_state_key`: "exp_avg", ... Collective."""
+    return _get(param, optim_state_key, full=True)
+
+
+def safe_set_full_optimizer_state(
+    param: nn.Parameter, value: torch.Tensor, optim_state_key: str
+) -> None:
+    """Replaces a full optimizer state. Collective."""
+    _set(param, optim_state_key, value, full=True)
+
+
+def safe_get_local_fp32_param(param: nn.Parameter) -> torch.Tensor | None:
+    """Returns this rank's elements of the master parameter, flat."""
+    return _get(param, _MASTER, full=False)
+
+
+def safe_set_local_fp32_param(param: nn.Parameter, value: torch.Tensor) -> None:
+    """Replaces this rank's elements of the master. Collective: every rank sets its own."""
+    _set(param, _MASTER, value, full=False)
+
+
+def safe_get_local_grad(param: nn.Parameter) -> torch.Tensor | None:
+    """Returns this rank's elements of the averaged gradient, flat. Collective."""
+    return _get(param, _GRAD, full=False)
+
+
+def safe_set_local_grad(param: nn.Parameter, value: torch.Tensor) -> None:
+    """Replaces this rank's elements of the averaged gradient. Collective."""
+    _set(param, _GRAD, value, full=False)
+
+
+def safe_get_local_optimizer_state(
+    param: nn.Parameter, optim_state_key: str
+) -> torch.Tensor | None:
+    """Returns this rank's elements of an optimizer state, flat."""
+    return _get(param, optim_state_key, full=False)
+
+
+def safe_set_local_optimizer_state(
+    param: nn.Parameter, value: torch.Tensor, optim_state_key: str
+) -> None:
+    """Replaces this rank's elements of an optimizer state. Collective: every rank sets its own."""
+    _set(param, optim_state_key, value, full=False)

@@ -1,9 +1,6 @@
 """zero.Init: a model whose parameters are partitioned as soon as each module is made."""
 
-from __future__ import annotations
-
 import functools
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,16 +14,14 @@ from torch.overrides import TorchFunctionMode
 from zerorun import _C, communicator, torch_seam
 from zerorun import config as configuration
 from zerorun.device import local_device, make_current
-from zerorun.model.dtypes import is_packed, keeps_a_copy
 from zerorun.model.engine_ranks import data_communicator, mesh_of, ranks_of_group
-from zerorun.model.local_tensor import is_distributed, local_of
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.partition import edits_are_refused, partition_of
 from zerorun.model.private_partition import PrivatePartition
+from zerorun.model.tensors import is_distributed, is_packed, keeps_a_copy, local_of
 from zerorun.process_state import STATE
+from zerorun.program_warning import logger
 from zerorun.zero.gathered import GatheredParameters
-
-_logger = logging.getLogger("zerorun")
 
 
 class Init:
@@ -79,19 +74,25 @@ class Init:
         if not enabled:
             return
         if zero_quantized_weights or zero_quantized_nontrainable_weights:
-            _logger.warning(
+            logger.warning(
                 "zero.Init: zero_quantized_weights and zero_quantized_nontrainable_weights count "
                 "where they are keys of the configuration that initialize is given"
             )
         config = config_dict_or_path if config is None else config
         given = None if config is None else configuration.of_any_form(config)
-        self._dtype = dtype or _dtype_of(given)
+        own = "fp32" if given is None else given.config.precision.param_dtype
+        self._dtype = dtype or (None if own == "fp32" else DTYPES[own])
         self._refuses_edits = given is not None and edits_are_refused(given)
         self._depth: Counter[int] = Counter()
         self._wrapped: list[tuple[type, Callable[..., None]]] = []
         self._device = local_device()
         make_current(self._device)
-        self._home = torch.device("cpu") if _rests_on_host(given, remote_device) else self._device
+        # In host memory, as the GPUs together may not hold them.
+        if remote_device is None and given is not None:
+            offloaded = "/zero_optimization/offload_param/device"
+            remote_device = configuration.value_of(given, offloaded)
+        on_host = remote_device in {"cpu", "nvme"}
+        self._home = torch.device("cpu") if on_host else self._device
         self._ranks = _ranks_of(sequence_data_parallel_group, data_parallel_group, mpu)
         _check_inside(zero_param_parallel_group, self._ranks)
         self._communicator = communicator.world()
@@ -102,13 +103,12 @@ class Init:
         for each in module.modules() if module is not None else ():
             self._partition(each)
 
-    def __enter__(self) -> Init:
+    def __enter__(self) -> "Init":
         if self._enabled:
             STATE.inits.append(self)
             if len(STATE.inits) == 1:
-                _patch_subclass_hook()
-                torch_seam.replace(nn.Module, "apply", _apply)
-                torch_seam.replace(nn.Module, "to_empty", _to_empty)
+                for name, method in _WITHIN.items():
+                    torch_seam.replace(nn.Module, name, method)
                 STATE.writes = _Writes()
                 STATE.writes.__enter__()
                 for cls in _all_subclasses(nn.Module):
@@ -120,9 +120,8 @@ class Init:
             return
         STATE.inits.remove(self)
         if not STATE.inits:
-            torch_seam.replace(nn.Module, "__init_subclass__", _original_subclass_hook)
-            torch_seam.replace(nn.Module, "apply", _original_apply)
-            torch_seam.replace(nn.Module, "to_empty", _original_to_empty)
+            for name, method in _ORIGINAL.items():
+                torch_seam.replace(nn.Module, name, method)
             STATE.writes.__exit__(None, None, None)
         for cls, original in reversed(self._wrapped):
             cls.__init__ = original  # type: ignore[misc]
@@ -152,7 +151,9 @@ class Init:
 
     def _partition(self, module: nn.Module) -> None:
         for parameter in module.parameters(recurse=False):
-            if parameter.is_meta or partition_of(parameter) is not None or _is_raw(parameter):
+            # bitsandbytes quantizes it when it is moved, which takes all of it, or keeps a copy.
+            raw = getattr(parameter, "bnb_quantized", None) is False or keeps_a_copy(parameter)
+            if parameter.is_meta or partition_of(parameter) is not None or raw:
                 continue
             cast = parameter.dtype in DTYPES.values() and not is_packed(parameter)
             dtype = self._dtype if cast else None
@@ -165,12 +166,6 @@ class Init:
             label = "initial values under zero.Init"
             made = PrivatePartition(parameter, self._communicator, self._ranks, self._home, label)
             made.refuses_edits = self._refuses_edits
-
-
-def _is_raw(parameter: nn.Parameter) -> bool:
-    """True for weights that bitsandbytes will quantize when they are moved, which takes all of
-    them, or of which its layers keep a copy."""
-    return getattr(parameter, "bnb_quantized", None) is False or keeps_a_copy(parameter)
 
 
 def _ranks_of(sequence_group: Any, data_group: Any, mpu: Any) -> tuple[int, ...] | None:
@@ -206,21 +201,6 @@ def _check_inside(group: Any, ranks: tuple[int, ...] | None) -> None:
         )
 
 
-def _rests_on_host(parsed: configuration.ParsedConfig | None, remote_device: str | None) -> bool:
-    """Whether shards are kept in host memory, as the GPUs together may not hold them."""
-    place = remote_device
-    if place is None and parsed is not None:
-        place = configuration.value_of(parsed, "/zero_optimization/offload_param/device")
-    return place in {"cpu", "nvme"}
-
-
-def _dtype_of(parsed: configuration.ParsedConfig | None) -> torch.dtype | None:
-    if parsed is None:
-        return None
-    dtype = parsed.config.precision.param_dtype
-    return None if dtype == "fp32" else DTYPES[dtype]
-
-
 def _all_subclasses(cls: type) -> list[type]:
     found: dict[type, None] = {}
     pending = [cls]
@@ -244,21 +224,16 @@ class _OnFullValues:
             self._function(module)
 
 
-_original_apply = nn.Module.apply
-
-
 def _apply(module: nn.Module, fn: Callable[[nn.Module], None]) -> nn.Module:
     """Module.apply within a block."""
-    return _original_apply(module, fn if isinstance(fn, _OnFullValues) else _OnFullValues(fn))
-
-
-_original_to_empty = nn.Module.to_empty
+    given = fn if isinstance(fn, _OnFullValues) else _OnFullValues(fn)
+    return _ORIGINAL["apply"](module, given)
 
 
 def _to_empty(module: nn.Module, **kwargs: Any) -> nn.Module:
     """Module.to_empty within a block: torch.nn.utils.skip_init makes modules without memory, which
     get their parameters here."""
-    made = _original_to_empty(module, **kwargs)
+    made: nn.Module = _ORIGINAL["to_empty"](module, **kwargs)
     for each in made.modules():
         STATE.inits[-1]._partition(each)
     return made
@@ -326,13 +301,6 @@ class _Writes(TorchFunctionMode):
         while len(held) > most:
             held.pop(next(iter(held))).__exit__(None, None, None)
 
-    def _renew(self, values: list[Any]) -> None:
-        """Lets those that are used again stay longer than others."""
-        held = self._held[-1] if self._held else {}
-        for value in values:
-            if isinstance(value, nn.Parameter) and value in held:
-                held[value] = held.pop(value)
-
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -343,7 +311,10 @@ class _Writes(TorchFunctionMode):
         kwargs = kwargs or {}
         given = [*args, *kwargs.values()]
         given += [value for each in given if isinstance(each, list | tuple) for value in each]
-        self._renew(given)
+        held = self._held[-1] if self._held else {}
+        for value in given:  # those that are used again stay longer than others
+            if isinstance(value, nn.Parameter) and value in held:
+                held[value] = held.pop(value)
         away = list(dict.fromkeys(value for value in given if _is_away(value)))
         if not away:
             return func(*args, **kwargs)
@@ -353,11 +324,13 @@ class _Writes(TorchFunctionMode):
         if self._held and is_new and (func in _SHAPES or name in _SIZES):
             # Loops over all parameters of a model choose by their dimensions what to initialize.
             return func(torch.empty(partitions[0].shape, device="meta"), *args[1:], **kwargs)
-        if _is_in_place(name) or (is_new and func == _SET_DATA):
+        reads_none = name in _OF_NO_VALUES.split()
+        in_place = name.endswith("_") and not name.endswith("__") and not reads_none
+        if in_place or name in _OPERATORS or (is_new and func == _SET_DATA):
             with GatheredParameters(away, modifier_rank=0):
                 return func(*args, **kwargs)
         is_view = func in _VIEWS or name == "__getitem__"
-        if self._held and (is_view or (is_new and name not in _OF_NO_VALUES.split())):
+        if self._held and (is_view or (is_new and not reads_none)):
             self._hold(away, max(_MOST_HELD, len(given)))  # what is returned may view them
         return func(*args, **kwargs)
 
@@ -378,20 +351,13 @@ _OF_NO_VALUES = """
 """
 
 
-def _is_in_place(name: str) -> bool:
-    ends = name.endswith("_") and not name.endswith("__") and name not in _OF_NO_VALUES.split()
-    return ends or name in _OPERATORS
-
-
-_original_subclass_hook = nn.Module.__init_subclass__
-
-
-def _patch_subclass_hook() -> None:
+def _init_subclass(cls: type, /, **kwargs: Any) -> None:
     """Classes that are defined within a block are wrapped too."""
+    _ORIGINAL["__init_subclass__"](**kwargs)
+    if STATE.inits:
+        STATE.inits[0]._wrap(cls)
 
-    def hook(cls: type, /, **kwargs: Any) -> None:
-        _original_subclass_hook(**kwargs)
-        if STATE.inits:
-            STATE.inits[0]._wrap(cls)
 
-    torch_seam.replace(nn.Module, "__init_subclass__", classmethod(hook))
+# Methods of nn.Module within a block.
+_WITHIN = {"apply": _apply, "to_empty": _to_empty, "__init_subclass__": classmethod(_init_subclass)}
+_ORIGINAL: dict[str, Any] = {name: getattr(nn.Module, name) for name in _WITHIN}

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from zerorun.hooks.shared_unit import BucketMemory, _TorchMemory
+from zerorun.hooks import shared_unit
 from zerorun.zero import (
     GatheredParameters,
     safe_get_full_fp32_param,
@@ -142,9 +142,9 @@ def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go() -> None:
     """As those on GPUs do: of the buckets, one at a time is full while they are set up."""
     most = 0
 
-    class Counted(_TorchMemory):
+    class Counted(shared_unit.BucketMemory):
         def __init__(self, core: object, device: torch.device) -> None:
-            super().__init__(device)
+            self._flat, self._device, self._pool = {}, device, None  # as on a GPU
             self.serve(core)
 
         def flat(self, *place: object) -> torch.Tensor:
@@ -154,6 +154,6 @@ def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go() -> None:
             return result
 
     shared = _train_with_seldom_full_parameters(share=True)
-    with patch.object(BucketMemory, "serving", Counted):
+    with patch.object(shared_unit, "BucketMemory", Counted):
         assert _train_with_seldom_full_parameters(share=False) == shared
     assert most == 1

@@ -18,20 +18,16 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _LONGEST_WAIT_S = 1.0  # for threads that are never idle
 
 
-def _is_running(thread: str) -> bool:
+def _read(thread: str, name: str) -> str:
     try:
-        with open(f"/proc/self/task/{thread}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] == "R"
+        with open(f"/proc/self/task/{thread}/{name}", encoding="utf-8") as file:
+            return file.read()
     except OSError:  # it has ended
-        return False
+        return ""
 
 
-def _is_of_gloo(thread: str) -> bool:
-    try:
-        with open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
-            return "gloo" in file.read()
-    except OSError:
-        return False
+def _is_running(thread: str) -> bool:
+    return _read(thread, "stat").rpartition(")")[2].split()[:1] == ["R"]
 
 
 def _had_process_group() -> bool:
@@ -39,7 +35,8 @@ def _had_process_group() -> bool:
     if distributed is None or not distributed.is_available():
         return False
     # Threads outlive destroy_process_group() where something else, as DDP, holds the group.
-    return distributed.is_initialized() or any(map(_is_of_gloo, os.listdir("/proc/self/task")))
+    threads = os.listdir("/proc/self/task")
+    return distributed.is_initialized() or any("gloo" in _read(each, "comm") for each in threads)
 
 
 def _wait_for_threads() -> None:

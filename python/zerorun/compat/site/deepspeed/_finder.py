@@ -19,46 +19,35 @@ from deepspeed._placeholders import absent_method, is_placeholder, placeholder
 
 _ROOT = "deepspeed"
 _FOLDER = os.path.dirname(__file__)
-# Modules without a file whose names are those of another one, which has a concept as a whole.
+# Modules without a file whose names are those of another one, which has a concept as a whole: by
+# that one. The package elasticity is of earlier versions, without _names.txt.
 _SERVED_BY = {
-    "accelerator.abstract_accelerator": "accelerator",
-    "accelerator.cpu_accelerator": "accelerator",
-    "accelerator.cuda_accelerator": "accelerator",
-    "accelerator.real_accelerator": "accelerator",
-    "comm.comm": "comm",
-    "comm.reduce_op": "comm",
-    "elasticity.config": "elasticity",  # this package is of earlier versions, without _names.txt
-    "elasticity.constants": "elasticity",
-    "elasticity.elasticity": "elasticity",
-    "launcher.multinode_runner": "launcher.runner",
-    "moe.experts": "moe.layer",
-    "moe.utils": "moe.layer",
-    "monitor.comet": "monitor.monitor",
-    "monitor.config": "runtime.config_utils",
-    "monitor.csv_monitor": "monitor.monitor",
-    "monitor.tensorboard": "monitor.monitor",
-    "monitor.wandb": "monitor.monitor",
-    "ops.adagrad.cpu_adagrad": "ops._optimizers",
-    "ops.adam.cpu_adam": "ops._optimizers",
-    "ops.adam.fused_adam": "ops._optimizers",
-    "ops.lamb.fused_lamb": "ops._optimizers",
-    "ops.lion.cpu_lion": "ops._optimizers",
-    "ops.lion.fused_lion": "ops._optimizers",
-    "ops.op_builder.all_ops": "ops.op_builder",
-    "ops.op_builder.builder": "ops.op_builder",
-    "runtime.fp16.fused_optimizer": "runtime.base_optimizer",
-    "runtime.fp16.unfused_optimizer": "runtime.base_optimizer",
-    "runtime.precision_config": "runtime.config_utils",
-    "runtime.zero.config": "runtime.config",
-    "runtime.zero.offload_config": "runtime.config",
-    "runtime.zero.stage3": "runtime.base_optimizer",
-    "runtime.zero.stage_1_and_2": "runtime.base_optimizer",
-    "utils.bwc": "utils",
-    "utils.exceptions": "utils",
-    "utils.init_on_device": "runtime.zero.partition_parameters",
-    "utils.module_utils": "utils",
-    "utils.numa": "utils",
-    "utils.nvtx": "utils",
+    module: holder
+    for holder, modules in {
+        "accelerator": """
+            accelerator.abstract_accelerator accelerator.cpu_accelerator
+            accelerator.cuda_accelerator accelerator.real_accelerator
+        """,
+        "comm": "comm.comm comm.reduce_op",
+        "elasticity": "elasticity.config elasticity.constants elasticity.elasticity",
+        "launcher.runner": "launcher.multinode_runner",
+        "moe.layer": "moe.experts moe.utils",
+        "monitor.monitor": "monitor.comet monitor.csv_monitor monitor.tensorboard monitor.wandb",
+        "ops._optimizers": """
+            ops.adagrad.cpu_adagrad ops.adam.cpu_adam ops.adam.fused_adam ops.lamb.fused_lamb
+            ops.lion.cpu_lion ops.lion.fused_lion
+        """,
+        "ops.op_builder": "ops.op_builder.all_ops ops.op_builder.builder",
+        "runtime.base_optimizer": """
+            runtime.fp16.fused_optimizer runtime.fp16.unfused_optimizer runtime.zero.stage3
+            runtime.zero.stage_1_and_2
+        """,
+        "runtime.config": "runtime.zero.config runtime.zero.offload_config",
+        "runtime.config_utils": "monitor.config runtime.precision_config",
+        "runtime.zero.partition_parameters": "runtime.zero utils.init_on_device",
+        "utils": "utils.bwc utils.exceptions utils.module_utils utils.numa utils.nvtx",
+    }.items()
+    for module in modules.split()
 }
 
 

@@ -10,23 +10,10 @@ from typing import Any
 import zerorun
 from zerorun.sequence.groups import data_parallel_size
 
-import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
-from deepspeed import comm
-from deepspeed.elasticity import (
-    check_batch_keys,
-    compute_elastic_config,
-    elasticity_enabled,
-    ensure_immutable_elastic_config,
-)
+import deepspeed.runtime.zero.partition_parameters  # noqa: F401 - gives parameters their ds_status
+from deepspeed import comm, elasticity
 from deepspeed.moe.layer import MoE
-from deepspeed.runtime.config import (
-    DeepSpeedConfigError,
-    adapt_config,
-    deepspeeds_errors,
-    read_config,
-    sequence_settings,
-    take_torchs_own,
-)
+from deepspeed.runtime import config as configs
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.lr_schedules import maker_of
 from deepspeed.utils import groups
@@ -52,46 +39,46 @@ def _config_of(args: Any, config: Any, config_params: Any) -> Any:
     from_args = next((values[name] for name in names if values.get(name)), None)
     given = [value for value in (config, config_params, from_args) if value is not None]
     if not given:
-        raise DeepSpeedConfigError(
+        raise configs.DeepSpeedConfigError(
             "DeepSpeed requires --deepspeed_config to specify configuration file, or config="
         )
     if config is None and config_params is None:
         return from_args
     if from_args is not None:
-        raise DeepSpeedConfigError(
+        raise configs.DeepSpeedConfigError(
             "Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments "
             "and deepspeed.initialize() function call"
         )
     return config if config is not None else config_params
 
 
-@deepspeeds_errors()
+@configs.deepspeeds_errors()
 def _check(settings: dict[str, Any]) -> None:
     """Raises what DeepSpeed raises for settings that cannot be, before anything is read."""
-    if elasticity_enabled(settings):
-        check_batch_keys(settings)
-        ensure_immutable_elastic_config(settings["elasticity"])
+    if elasticity.elasticity_enabled(settings):
+        elasticity.check_batch_keys(settings)
+        elasticity.ensure_immutable_elastic_config(settings["elasticity"])
     zero = settings.get("zero_optimization")
     secondary = zero.get("zero_hpz_partition_size", 1) if isinstance(zero, Mapping) else 1
     groups.has_secondary_partitions = secondary not in (None, 0, 1)
     zerorun.config.parse(settings)
-    if elasticity_enabled(settings):  # for DeepSpeed's error about a number of ranks
+    if elasticity.elasticity_enabled(settings):  # for DeepSpeed's error about a number of ranks
         ranks = data_parallel_size(zerorun.communicator.world().world_size)
-        compute_elastic_config(settings, importlib.metadata.version("deepspeed"), ranks)
+        elasticity.compute_elastic_config(settings, importlib.metadata.version("deepspeed"), ranks)
 
 
 def _adapted(
     raw: dict[str, Any], mpu: Any, optimizer: Any, lr_scheduler: Any
 ) -> tuple[dict[str, Any], Any, Any]:
     """The configuration as zerorun reads it, and what makes optimizer and schedule beside it."""
-    settings = adapt_config(sequence_settings(raw, mpu))
+    settings = configs.adapt_config(configs.sequence_settings(raw, mpu))
     if raw.get("log_level"):
         set_log_level_from_string(raw["log_level"])
     for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
         if given is not None and settings.pop(section, None):
             logger.warning("%s: the program's own goes before the configuration's", section)
-    optimizer = optimizer or take_torchs_own(settings, "optimizer")
-    schedule = take_torchs_own(settings, "scheduler")
+    optimizer = optimizer or configs.take_torchs_own(settings, "optimizer")
+    schedule = configs.take_torchs_own(settings, "scheduler")
     _check(settings)
     if lr_scheduler is None and (optimizer is not None or settings.get("optimizer")):
         lr_scheduler = schedule or maker_of(settings.get("scheduler"))
@@ -120,17 +107,17 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     # Programs look for this line to see that their engine is DeepSpeed's.
     log_dist(f"DeepSpeed info: version={importlib.metadata.version('deepspeed')}", ranks=[0])
     if model is None:
-        raise DeepSpeedConfigError("deepspeed.initialize requires a model")
+        raise configs.DeepSpeedConfigError("deepspeed.initialize requires a model")
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     is_mesh = not isinstance(mesh_param, Sequence)  # of sizes of one
     with groups.of_engine(mpu, mesh_param if is_mesh else None):
-        raw = read_config(_config_of(args, config, config_params))
+        raw = configs.read_config(_config_of(args, config, config_params))
         settings, makes, schedules = _adapted(raw, mpu, optimizer, lr_scheduler)
         for module in model.modules():
             if isinstance(module, MoE):
                 data_first = bool(raw.get("use_data_before_expert_parallelism"))
                 module.set_deepspeed_parallelism(data_first)
-        with deepspeeds_errors():
+        with configs.deepspeeds_errors():
             engine, optimizer_of_engine, _, scheduler = zerorun.initialize(
                 model,
                 makes,

@@ -15,9 +15,7 @@ class Names:
 
     is_package: bool = False
     classes: dict[str, list[str]] = field(default_factory=dict)  # name: members, where listed
-    others: set[str] = field(
-        default_factory=set
-    )  # functions, and values that are no plain literals
+    others: set[str] = field(default_factory=set)  # functions, and values that are no literals
     literals: dict[str, object] = field(default_factory=dict)
     imports: dict[str, tuple[str, str]] = field(default_factory=dict)  # name: (module, name there)
     stars: list[str] = field(default_factory=list)  # modules all of whose names are here too

@@ -2,10 +2,8 @@
 
 import torch
 
-from deepspeed import git_branch, git_hash, version
+from deepspeed import git_branch, git_hash, version  # noqa: F401 - scripts take them from here
 from deepspeed.ops.op_builder import ALL_OPS
-
-__all__ = ["git_branch", "git_hash", "installed_ops", "torch_info", "version"]
 
 installed_ops = dict.fromkeys(ALL_OPS, False)
 

@@ -24,6 +24,11 @@ def _numa_nodes() -> int:
     return max(1, sum(name.startswith("node") and name[4:].isdigit() for name in names))
 
 
+def _answer(value: Any) -> Callable[..., Any]:
+    """A method that returns the same whatever it is asked, or has nothing to do (None)."""
+    return lambda self, *_args, **_options: value
+
+
 class DeepSpeedAccelerator:
     """Answers that are the same on every device, and the host's."""
 
@@ -42,34 +47,25 @@ class DeepSpeedAccelerator:
 
     # --- devices ---
 
+    is_available = _answer(True)
+    is_synchronized_device = use_host_timers = resolves_data_dependency = _answer(True)
+    handles_memory_backpressure = is_synchronized_device
+    current_device = _answer(0)
+    set_device = _answer(None)  # there is one host
+
     def device_name(self, device_index: Any = None) -> str:
         return self._name
 
     def device(self, device_index: Any = None) -> torch.device:
         return torch.device(self.device_name(device_index))
 
-    def current_device(self) -> int:
-        return 0
-
     def current_device_name(self) -> str:
         return self._name
-
-    def set_device(self, device_index: int) -> None:
-        """There is one host."""
 
     def device_count(self) -> int:
         """Ranks of this host (LOCAL_SIZE), without a launcher its NUMA nodes."""
         started = os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or "0"
         return int(started) or _numa_nodes()
-
-    def is_available(self) -> bool:
-        return True
-
-    def is_synchronized_device(self) -> bool:
-        return True
-
-    use_host_timers = resolves_data_dependency = is_synchronized_device
-    handles_memory_backpressure = is_synchronized_device
 
     def communication_backend_name(self) -> str:
         return self._communication_backend_name
@@ -91,34 +87,17 @@ class DeepSpeedAccelerator:
 
     # --- dtypes ---
 
-    def is_bf16_supported(self) -> bool:
-        return True
-
-    def is_fp16_supported(self) -> bool:
-        return True
-
-    is_fp64_supported = is_fp16_supported
+    is_bf16_supported = is_fp16_supported = is_fp64_supported = _answer(True)
+    is_triton_supported = prefer_triton_grouped_mm = supports_nvtx_domain = _answer(False)
 
     def supported_dtypes(self) -> list[torch.dtype]:
         return [torch.float, torch.half, torch.bfloat16]
 
-    def is_triton_supported(self) -> bool:
-        return False
-
-    prefer_triton_grouped_mm = supports_nvtx_domain = is_triton_supported
-
     # --- random numbers ---
 
-    def random(self) -> Any:
-        return torch.random
-
-    def manual_seed(self, seed: int) -> Any:
-        return torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
-    def initial_seed(self) -> int:
-        return torch.initial_seed()
+    random = _answer(torch.random)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    initial_seed = staticmethod(torch.initial_seed)
 
     def default_generator(self, device_index: Any) -> torch.Generator:
         return torch.default_generator
@@ -131,31 +110,15 @@ class DeepSpeedAccelerator:
 
     # --- streams and graphs ---
 
-    def synchronize(self, device_index: Any = None) -> None:
-        """The host runs in order."""
-
-    def stream(self, stream: Any) -> Any:
-        return contextlib.nullcontext()
-
-    def current_stream(self, device_index: Any = None) -> Any:
-        return None
-
-    default_stream = current_stream
+    synchronize = _answer(None)  # the host runs in order
+    current_stream = default_stream = create_graph = _answer(None)
+    stream = capture_to_graph = _answer(contextlib.nullcontext())
+    replay_graph = _answer(None)  # a graph of the host's is what ran
+    is_current_stream_capturing = _answer(False)
+    range_push = range_pop = _answer(None)  # no profiler ranges
 
     def lazy_call(self, callback: Callable[[], Any]) -> Any:
         return callback()
-
-    def create_graph(self) -> Any:
-        return None
-
-    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
-        return contextlib.nullcontext()
-
-    def replay_graph(self, graph: Any) -> None:
-        """A graph of the host's is what ran."""
-
-    def is_current_stream_capturing(self) -> bool:
-        return False
 
     def get_compile_backend(self) -> str:
         return self._compile_backend
@@ -165,16 +128,11 @@ class DeepSpeedAccelerator:
             raise ValueError(f"set_compile_backend: torch.compile has no backend {backend!r}")
         self._compile_backend = backend
 
-    def range_push(self, msg: str, domain: Any = None, category: Any = None) -> None:
-        """No profiler ranges."""
-
-    def range_pop(self, domain: Any = None) -> None:
-        """No profiler ranges."""
-
     # --- memory ---
 
-    def empty_cache(self) -> None:
-        """Nothing is cached."""
+    empty_cache = _answer(None)  # nothing is cached
+    reset_peak_memory_stats = reset_max_memory_allocated = _answer(None)  # the process's peak stays
+    reset_max_memory_cached = reset_peak_memory_stats
 
     def memory_allocated(self, device_index: Any = None) -> int:
         return _kilobytes("/proc/self/status", "VmRSS")
@@ -185,11 +143,6 @@ class DeepSpeedAccelerator:
         return _kilobytes("/proc/self/status", "VmHWM")
 
     max_memory_reserved = max_memory_cached = max_memory_allocated
-
-    def reset_peak_memory_stats(self, device_index: Any = None) -> None:
-        """The peak is the process's."""
-
-    reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
 
     def memory_stats(self, device_index: Any = None) -> dict[str, int]:
         return {
@@ -252,12 +205,7 @@ _current: DeepSpeedAccelerator | None = None
 def get_accelerator() -> DeepSpeedAccelerator:
     global _current  # noqa: PLW0603 - DeepSpeed's interface is global
     if _current is None:
-        if local_device().type == "cuda":
-            from deepspeed.accelerator import CUDA_Accelerator
-
-            _current = CUDA_Accelerator()
-        else:
-            _current = CPU_Accelerator()
+        _current = CUDA_Accelerator() if local_device().type == "cuda" else CPU_Accelerator()
     return _current
 
 
@@ -276,34 +224,6 @@ def is_current_accelerator_supported() -> bool:
 
 # --- ranks on GPUs ---
 
-# Methods that are torch.cuda's functions of the same name.
-_CUDA = (
-    *("BFloat16Tensor", "ByteTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor"),
-    "LongTensor",
-    "current_device",
-    "current_stream",
-    "default_stream",
-    "device_count",
-    "empty_cache",
-    "get_rng_state",
-    "initial_seed",
-    "is_available",
-    "is_bf16_supported",
-    "is_current_stream_capturing",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "memory_allocated",
-    "memory_reserved",
-    "memory_stats",
-    "reset_peak_memory_stats",
-    "set_device",
-    "set_rng_state",
-    "stream",
-    "synchronize",
-)
-
 
 class CUDA_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
     """torch.cuda."""
@@ -319,10 +239,7 @@ class CUDA_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
     def current_device_name(self) -> str:
         return self.device_name(torch.cuda.current_device())
 
-    def is_synchronized_device(self) -> bool:
-        return False
-
-    use_host_timers = resolves_data_dependency = is_synchronized_device
+    is_synchronized_device = use_host_timers = resolves_data_dependency = _answer(False)
     handles_memory_backpressure = is_synchronized_device
 
     def default_generator(self, device_index: int) -> torch.Generator:
@@ -343,15 +260,9 @@ class CUDA_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
     def range_pop(self, domain: Any = None) -> None:
         torch.cuda.nvtx.range_pop()
 
-    def memory_cached(self, device_index: Any = None) -> int:
-        return torch.cuda.memory_reserved(device_index)
-
-    def max_memory_cached(self, device_index: Any = None) -> int:
-        return torch.cuda.max_memory_reserved(device_index)
-
-    def reset_max_memory_allocated(self, device_index: Any = None) -> None:
-        torch.cuda.reset_peak_memory_stats(device_index)
-
+    memory_cached = staticmethod(torch.cuda.memory_reserved)
+    max_memory_cached = staticmethod(torch.cuda.max_memory_reserved)
+    reset_max_memory_allocated = staticmethod(torch.cuda.reset_peak_memory_stats)
     reset_max_memory_cached = reset_max_memory_allocated
 
     def total_memory(self, device_index: Any = None) -> int:
@@ -370,5 +281,7 @@ class CUDA_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
         return torch.empty_like(tensor, device="cpu", pin_memory=True, **options)
 
 
-for _function in _CUDA:
-    setattr(CUDA_Accelerator, _function, staticmethod(getattr(torch.cuda, _function)))
+# All else for which torch.cuda has a function of the same name is that function.
+for _name in vars(DeepSpeedAccelerator).keys() - vars(CUDA_Accelerator).keys() - {"device"}:
+    if callable(getattr(torch.cuda, _name, None)):
+        setattr(CUDA_Accelerator, _name, staticmethod(getattr(torch.cuda, _name)))

@@ -52,13 +52,6 @@ def _backend(asked: str | None) -> str:
     return own
 
 
-def _device_id(backend: str, device: torch.device) -> torch.device | None:
-    """The GPU of NCCL's group. With one, torch after 2.6.0 and before 2.7.1 hangs (DeepSpeed leaves
-    it out there, too)."""
-    release = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:3])
-    return device if backend == "nccl" and not (2, 6, 0) < release < (2, 7, 1) else None
-
-
 def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
@@ -91,7 +84,10 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     device = local_device()
     make_current(device)
     backend = _backend(dist_backend)
-    bound = _device_id(backend, device)
+    # NCCL's group is bound to the GPU, by which torch after 2.6.0 and before 2.7.1 hangs (DeepSpeed
+    # leaves it out there, too).
+    release = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:3])
+    bound = device if backend == "nccl" and not (2, 6, 0) < release < (2, 7, 1) else None
     where: dict[str, Any] = {"init_method": init_method, "rank": rank, "world_size": world_size}
     if "RANK" not in os.environ and init_method is None and rank < 0:
         os.environ.setdefault("LOCAL_RANK", "0")

@@ -42,10 +42,10 @@ class ElasticityConfig:
 
     def __init__(self, param_dict: dict[str, Any]) -> None:
         try:
-            self._section = _C.elasticity_of(configuration.parse({ELASTICITY: param_dict}))
+            self.section = _C.elasticity_of(configuration.parse({ELASTICITY: param_dict}))
         except zerorun.ConfigError as error:
             raise ElasticityConfigError(str(error)) from error
-        section = self._section
+        section = self.section
         self.enabled = section.enabled
         self.max_acceptable_batch_size = section.max_train_batch_size
         self.micro_batches = section.micro_batch_sizes
@@ -59,12 +59,8 @@ class ElasticityConfig:
             IGNORE_NON_ELASTIC_BATCH_INFO, IGNORE_NON_ELASTIC_BATCH_INFO_DEFAULT
         )
 
-    @property
-    def section(self) -> _C.Elasticity:
-        return self._section
-
     def repr(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {name: value for name, value in vars(self).items() if name != "section"}
 
     def __repr__(self) -> str:
         return json.dumps(self.repr(), sort_keys=True, indent=4)
@@ -117,7 +113,13 @@ def compute_elastic_config(
     counts_hosts = section.version == _BY_HOSTS
     ranks = world_size
     if not ranks and (counts_hosts or return_microbatch):
-        ranks = _world_size(section.version)
+        text = os.environ.get("WORLD_SIZE")
+        if text is None or not text.isnumeric():
+            raise ElasticityConfigError(
+                f"elasticity {section.version} needs the number of ranks: give world_size, or set "
+                f"WORLD_SIZE (it is {text})"
+            )
+        ranks = int(text)
     try:
         found = _C.elastic_batch(section, int(ranks))
     except zerorun.ConfigError as error:
@@ -159,13 +161,3 @@ def _check_version(target: str) -> None:
         raise ElasticityError(
             f"DeepSpeed {target} has no elasticity, which came with {MINIMUM_DEEPSPEED_VERSION}"
         )
-
-
-def _world_size(version: float) -> int:
-    text = os.environ.get("WORLD_SIZE")
-    if text is None or not text.isnumeric():
-        raise ElasticityConfigError(
-            f"elasticity {version} needs the number of ranks: give world_size, or set WORLD_SIZE "
-            f"(it is {text})"
-        )
-    return int(text)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import zerorun
 from torch import nn
-from zerorun.sequence.attention import AllToAll
+from zerorun.sequence.groups import AllToAll
 
 _JITTER = 1e-2
 

@@ -3,16 +3,7 @@
 from typing import Any
 
 import zerorun
-from zerorun.monitor import Monitor
-
-__all__ = [
-    "CometMonitor",
-    "Monitor",
-    "MonitorMaster",
-    "TensorBoardMonitor",
-    "WandbMonitor",
-    "csvMonitor",
-]
+from zerorun.monitor import Monitor  # noqa: F401 - scripts import it from here
 
 
 def _settings_of(section: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Operators: which of them have a class here that works."""
 
-import functools
 from typing import Any
 
 from deepspeed._finder import fallback
@@ -19,11 +18,8 @@ _WORKING = {
 }
 
 
-@functools.cache
-def _compatible_ops() -> dict[str, bool]:
-    names = [*ALL_OPS, "deepspeed_not_implemented"]
-    return {name: name in _WORKING for name in names}
+_COMPATIBLE = {name: name in _WORKING for name in [*ALL_OPS, "deepspeed_not_implemented"]}
 
 
 def __getattr__(name: str) -> Any:
-    return _compatible_ops() if name == "__compatible_ops__" else _other(name)
+    return _COMPATIBLE if name == "__compatible_ops__" else _other(name)

@@ -116,20 +116,17 @@ class ShownGradients(Uncopied):
         try:
             for parameter in left_out:
                 parameter.requires_grad_(False)  # the step leaves it alone
-            self._take_assigned()
+            # Gradients that the program has made without a backward become the step's.
+            if self._shards.core.phase == "idle" and self._shards.core.is_last_micro_step:
+                for parameter in self._parameters:
+                    if _base.__get__(parameter) is not None:
+                        index = self._shards.layout.ids[parameter]
+                        self._shards.collector.hook(index)(parameter)
             yield
         finally:
             self._stepping = False
             for parameter in left_out:
                 parameter.requires_grad_(True)
-
-    def _take_assigned(self) -> None:
-        """Gradients that the program has made without a backward become the step's."""
-        if self._shards.core.phase != "idle" or not self._shards.core.is_last_micro_step:
-            return
-        for parameter in self._parameters:
-            if _base.__get__(parameter) is not None:
-                self._shards.collector.hook(self._shards.layout.ids[parameter])(parameter)
 
     def _write(self, changed: dict[nn.Parameter, torch.Tensor | None]) -> None:
         if not changed:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from zerorun.experts import is_expert
+from zerorun.model.engine_ranks import is_marked
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import (
@@ -23,7 +24,7 @@ _EPS = 1e-6
 
 
 def is_model_parallel_parameter(p: Any) -> bool:
-    return bool(getattr(p, "model_parallel", False) or getattr(p, "tensor_model_parallel", False))
+    return is_marked(p)
 
 
 def _listed(parameters: Any) -> list[Any]:

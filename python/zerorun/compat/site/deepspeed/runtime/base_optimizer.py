@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import types
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
@@ -51,18 +52,11 @@ class FlatMasters(torch.Tensor):
                 f"with {_SETTERS}"
             )
         with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor) and _are_one_memory(result, args):
-                return result.as_subclass(cls)
+            result, given = func(*args, **(kwargs or {})), args[0] if args else None
+            if isinstance(result, torch.Tensor) and isinstance(given, FlatMasters):
+                memory = {each.untyped_storage().data_ptr() for each in (result, given)}
+                return result.as_subclass(cls) if len(memory) == 1 else result
         return result
-
-
-def _are_one_memory(result: torch.Tensor, args: Any) -> bool:
-    given = args[0] if args else None
-    return (
-        isinstance(given, FlatMasters)
-        and result.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
-    )
 
 
 class FlatGroup:
@@ -113,25 +107,16 @@ def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]
     return ((f"external{i}", p) for i, p in enumerate(external_parameters(module)))
 
 
-class _Coordinator:
-    """Order of gathers: learned, never required, so never invalid."""
-
-    @staticmethod
-    def is_invalid_trace() -> bool:
-        return False
-
-    @staticmethod
-    def _invalidate_trace() -> None:
-        """Nothing depends on the trace."""
-
-
 class ParameterOffload:
     """The hooks that TRL takes off the model before it generates in a gather, and puts back.
 
     zerorun's hooks stay: within a gather they only count.
     """
 
-    param_coordinator = _Coordinator()
+    # The order of gathers is learned, never required, so never invalid.
+    param_coordinator = types.SimpleNamespace(
+        is_invalid_trace=lambda: False, _invalidate_trace=lambda: None
+    )
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -139,7 +124,7 @@ class ParameterOffload:
         self.backward_hooks: list[Any] = []
         module.ds_external_parameters = functools.partial(_external_parameters, module)
 
-    def get_param_coordinator(self) -> _Coordinator:
+    def get_param_coordinator(self) -> types.SimpleNamespace:
         return self.param_coordinator
 
     def _register_deepspeed_module(self, module: nn.Module, count: list[int] | None = None) -> None:
@@ -162,16 +147,8 @@ class _LossScaler:
         self.consecutive_hysteresis = settings.consecutive_hysteresis
         self.dynamic = self.dynamic_loss_scale = engine.dynamic_loss_scale()
 
-    @property
-    def loss_scale(self) -> float:
-        return self._engine.loss_scale()
-
-    cur_scale = loss_scale
-
-    @property
-    def cur_iter(self) -> int:
-        """Steps until now, with those that were skipped."""
-        return self._engine.global_steps
+    loss_scale = cur_scale = property(lambda self: self._engine.loss_scale())
+    cur_iter = property(attrgetter("_engine.global_steps"))  # with those that were skipped
 
 
 # What reaches the thing that a script looked for in DeepSpeed's optimizer.
@@ -203,6 +180,14 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     fused_rule = property(attrgetter("shards.settings.optimizer.type"))
     clip_grad = property(attrgetter("shards.settings.gradient_clipping"))
     loss_scale_config = property(attrgetter("loss_scaler"))  # the name at stage 0
+    dynamic_loss_scale = property(lambda self: self.engine.dynamic_loss_scale())
+    # Of the parameters; the second is the name at stage 0.
+    dtype = low_precision_dtype = property(lambda self: self.engine.get_data_types()[0])
+    bit16_groups = fp16_groups = property(
+        lambda self: [list(group["params"]) for group in self.param_groups]
+    )
+    # The norm of the last step's gradient, before clipping.
+    _global_grad_norm = property(attrgetter("engine.grad_norm"))
 
     @property
     def adam_w_mode(self) -> bool | None:
@@ -216,17 +201,6 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     @functools.cached_property
     def loss_scaler(self) -> _LossScaler:
         return _LossScaler(self.engine)
-
-    @property
-    def dynamic_loss_scale(self) -> bool:
-        return self.engine.dynamic_loss_scale()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the parameters."""
-        return self.engine.get_data_types()[0]
-
-    low_precision_dtype = dtype  # the name at stage 0
 
     @property
     def averaged_gradients(self) -> dict[int, list[torch.Tensor | None]]:
@@ -262,18 +236,6 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         """The same, each group as one tensor. Collective."""
         empty = torch.empty(0, device=self.shards.device)
         return [torch.cat([empty, *map(torch.flatten, group)]) for group in self.fp32_groups]
-
-    @property
-    def bit16_groups(self) -> list[list[nn.Parameter]]:
-        """The parameters by group."""
-        return [list(group["params"]) for group in self.param_groups]
-
-    fp16_groups = bit16_groups
-
-    @property
-    def _global_grad_norm(self) -> float | None:
-        """The norm of the last step's gradient, before clipping."""
-        return self.engine.get_global_grad_norm()
 
     def get_fp32_grad_partitions(self) -> dict[int, dict[int, torch.Tensor | None]]:
         """Likewise, by group and place there."""

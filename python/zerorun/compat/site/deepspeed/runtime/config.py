@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -68,7 +68,10 @@ def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
             _refuse_null(section, adapted[section], known[section]["properties"])
     fp16, zero = adapted.get("fp16"), adapted.get("zero_optimization")
     if isinstance(fp16, Mapping):
-        adapted["fp16"] = _fp16_as_read(fp16)
+        adapted["fp16"] = fp16 = with_numbers(fp16)
+        check_dynamic(fp16)
+        for key in () if _is_dynamic(fp16) else _OF_DYNAMIC_SCALE:
+            fp16.pop(key, None)  # what has no effect there
     if isinstance(zero, Mapping):
         adapted["zero_optimization"] = _without_needless_offload(zero)
     return adapted
@@ -93,12 +96,11 @@ def _known_part(
 ) -> tuple[dict[str, Any], list[str]]:
     """The keys that are known, and the others with the nearest of those."""
     found = {key: value for key, value in section.items() if key in known}
-    return found, [_with_nearest(key, known) for key in section if key not in known]
-
-
-def _with_nearest(key: str, known: Iterable[str]) -> str:
-    near = zerorun._C.nearest_parameter(key, list(known))
-    return f"{key} (did you mean {near}?)" if near else key
+    others = []
+    for key in (key for key in section if key not in known):
+        near = zerorun._C.nearest_parameter(key, list(known))
+        others.append(f"{key} (did you mean {near}?)" if near else key)
+    return found, others
 
 
 def _without_needless_offload(zero: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,14 +161,6 @@ def check_dynamic(fp16: Mapping[str, Any]) -> None:
                 f"/fp16/{key}: got {fp16[key]}, expected more than 0 with a dynamic loss scale "
                 "(loss_scale 0)"
             )
-
-
-def _fp16_as_read(fp16: Mapping[str, Any]) -> dict[str, Any]:
-    """The section without what has no effect there."""
-    found = with_numbers(fp16)
-    check_dynamic(found)
-    ignored = () if _is_dynamic(found) else _OF_DYNAMIC_SCALE
-    return {key: value for key, value in found.items() if key not in ignored}
 
 
 # --- the sequence parallelism that an mpu, or groups that there are, ask for ---

@@ -7,13 +7,7 @@ from typing import Annotated, Any
 from zerorun.model.units import DEFAULT_CLASSES
 
 from deepspeed._finder import SECTIONS, UNCHECKED
-from deepspeed.runtime.config import (
-    OffloadDeviceEnum,
-    ZeroStageEnum,
-    check_dynamic,
-    described,
-    with_numbers,
-)
+from deepspeed.runtime import config as configs
 from deepspeed.utils.logging import logger
 
 try:
@@ -27,9 +21,9 @@ except ImportError as error:
 _PREFIX = "stage3_"  # keys of ZeRO have a name with it and one without
 _PLAIN = {"boolean": bool, "integer": int, "number": float, "string": str, "array": list[str]}
 _ENUMERATIONS = {
-    "/zero_optimization/stage": ZeroStageEnum,
-    "/zero_optimization/offload_optimizer/device": OffloadDeviceEnum,
-    "/zero_optimization/offload_param/device": OffloadDeviceEnum,
+    "/zero_optimization/stage": configs.ZeroStageEnum,
+    "/zero_optimization/offload_optimizer/device": configs.OffloadDeviceEnum,
+    "/zero_optimization/offload_param/device": configs.OffloadDeviceEnum,
 }
 
 
@@ -108,7 +102,7 @@ def _default_of(kind: Any, key: Mapping[str, Any], pointer: str) -> Any:
 
 def _fields_of(pointer: str) -> dict[str, Any]:
     """The fields of a section's model: type and default by name."""
-    keys, fields = described(pointer)["properties"], {}
+    keys, fields = configs.described(pointer)["properties"], {}
     optional = pointer.strip("/") in UNCHECKED
     for name, key in keys.items():
         if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) in keys:
@@ -145,7 +139,7 @@ _REPLACED: dict[str, dict[str, Any]] = {
 
 def _overlap_comm(section: Any) -> Any:
     if section.overlap_comm is None:
-        section.overlap_comm = section.stage == ZeroStageEnum.weights
+        section.overlap_comm = section.stage == configs.ZeroStageEnum.weights
     return section
 
 
@@ -162,11 +156,11 @@ def _lists(values: Any) -> Any:
 
 
 def _numbers(values: Any) -> Any:
-    return with_numbers(values) if isinstance(values, Mapping) else values
+    return configs.with_numbers(values) if isinstance(values, Mapping) else values
 
 
 def _dynamic(section: Any) -> Any:
-    check_dynamic(vars(section))
+    configs.check_dynamic(vars(section))
     return section
 
 

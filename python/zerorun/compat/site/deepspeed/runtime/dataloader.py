@@ -8,8 +8,6 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 from zerorun.dataloader import PartSampler, RepeatingLoader, ResumableLoader
 
-__all__ = ["DeepSpeedDataLoader", "RepeatingLoader"]
-
 
 class DeepSpeedDataLoader(ResumableLoader):
     """torch's DataLoader with this rank's part of a dataset, and DeepSpeed's arguments.

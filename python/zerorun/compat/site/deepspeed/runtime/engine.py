@@ -7,33 +7,22 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import zerorun
 from zerorun.agreement import all_or_none
-from zerorun.checkpoints.full_state import full_state_dict
+from zerorun.checkpoints.streaming import full_state_dict
 from zerorun.config import BatchConfig
 from zerorun.shards.shards import Policy
 
 from deepspeed._placeholders import absent_method
-from deepspeed.moe.layer import has_moe_layers
+from deepspeed.runtime import base_optimizer as optimizers
 from deepspeed.runtime._gradients import EngineWithGradients
-from deepspeed.runtime.base_optimizer import (
-    DeepSpeedOptimizer,
-    DeepSpeedZeroOptimizer,
-    DeepSpeedZeroOptimizer_Stage3,
-)
 from deepspeed.runtime.config import DeepSpeedConfigError, OffloadStateTypeEnum, deepspeeds_errors
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine_queries import EngineAttributes
-from deepspeed.utils import groups
 from deepspeed.utils.timer import ThroughputTimer
 
-
-def _optimizer_of(stage: int) -> type[DeepSpeedOptimizer]:
-    if stage == 0:
-        return DeepSpeedOptimizer
-    return DeepSpeedZeroOptimizer_Stage3 if stage == 3 else DeepSpeedZeroOptimizer
+# By stage.
+_OPTIMIZERS = {0: optimizers.DeepSpeedOptimizer, 3: optimizers.DeepSpeedZeroOptimizer_Stage3}
 
 
 class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
@@ -45,7 +34,7 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         clips_as_torch=False,
         pickles_objects=True,
         resumes_data=False,  # programs skip batches themselves, as under DeepSpeed
-        optimizer_of=_optimizer_of,
+        optimizer_of=lambda stage: _OPTIMIZERS.get(stage, optimizers.DeepSpeedZeroOptimizer),
     )
     client_optimizer: Any = None
     client_lr_scheduler: Any = None
@@ -61,28 +50,6 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
     )
 
     # --- sizes and settings ---
-
-    def is_first_weights_partition_group(self) -> bool:
-        return self.zero_optimization_partition_weights()
-
-    def get_batch_info(self) -> tuple[int, int, int]:
-        batch = self.batch
-        return batch.train_batch_size, batch.micro_batch_size, batch.accumulation_steps
-
-    def zero_optimization(self) -> bool:
-        return self.zero_optimization_stage() > 0
-
-    def zero_optimization_partition_gradients(self) -> bool:
-        return self.zero_optimization_stage() >= 2
-
-    def zero_optimization_partition_weights(self) -> bool:
-        return self.zero_optimization_stage() == 3
-
-    def fp16_enabled(self) -> bool:
-        return self._core.param_dtype == "fp16"
-
-    def bfloat16_enabled(self) -> bool:
-        return self._core.param_dtype == "bf16"
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         dtype = next(self.module.parameters()).dtype
@@ -167,48 +134,6 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
                 "every step() is the boundary"
             )
         super().set_gradient_accumulation_boundary(is_boundary)
-
-    # --- progress ---
-
-    @property
-    def basic_optimizer(self) -> Any:
-        """The torch optimizer under the one that initialize returned."""
-        return None if self.optimizer is None else self.optimizer.optimizer
-
-    def get_lr(self) -> list[float]:
-        return [group["lr"] for group in self.optimizer.param_groups]
-
-    def get_mom(self) -> list[Any]:
-        groups = self.optimizer.param_groups
-        return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
-
-    def get_type(self) -> list[Any]:
-        groups = self.optimizer.param_groups
-        return [self._shards.settings.optimizer.type] * len(groups)
-
-    @property
-    def global_samples(self) -> int:
-        return self.micro_steps * self.batch.micro_batch_size * self.dp_world_size
-
-    @property
-    def has_moe_layers(self) -> bool:
-        return has_moe_layers(self.module)[0]
-
-    # --- ranks ---
-
-    @property
-    def local_rank(self) -> int:
-        return zerorun._C.rank_from_environment().local_rank
-
-    @property
-    def dist_backend(self) -> str:
-        return dist.get_backend()
-
-    def get_tensor_parallel_rank(self) -> int:
-        return 0 if self._ranks.mesh is None else self._ranks.mesh.tensor_rank
-
-    def get_sequence_parallel_group(self) -> Any:
-        return groups._get_sequence_parallel_group()
 
     @staticmethod
     def is_map_style_dataset(obj: Any) -> bool:

@@ -1,11 +1,13 @@
 """What scripts ask DeepSpeed's engine: about its configuration, its groups and its timers."""
 
 import functools
-import operator
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import zerorun
 from torch import nn
 from zerorun.model.model_layout import DTYPES
 
@@ -17,6 +19,8 @@ from deepspeed.utils.logging import logger
 from deepspeed.utils.timer import SynchronizedWallClockTimer
 
 _ZERO = "/zero_optimization/"
+_OFFLOADED_TO = f"{_ZERO}offload_optimizer/device"
+_TAGS = "/checkpoint/tag_validation"
 # Methods that return the value of a key, which are named by section and key; `zero` for
 # zero_optimization, without `stage3_`.
 _KEYS_BY_SECTION = {
@@ -39,7 +43,8 @@ _KEYS_BY_SECTION = {
         "elastic_checkpoint ignore_unused_parameters legacy_stage1 load_from_fp32_weights "
         "log_trace_cache_warnings parameter_alignment reduce_bucket_size reduce_scatter "
         "round_robin_gradients save_muon_momentum_buffer_in_memory stage3_allgather_sequential "
-        "stage3_max_live_parameters stage3_max_reuse_distance stage3_model_persistence_threshold "
+        "stage3_gather_16bit_weights_on_model_save stage3_max_live_parameters "
+        "stage3_max_reuse_distance stage3_model_persistence_threshold "
         "stage3_module_granularity_threshold stage3_param_persistence_threshold "
         "stage3_prefetch_bucket_size sub_group_size"
     ),
@@ -82,24 +87,69 @@ _SECTIONS = {
     "zero_offload_optimizer": "zero_optimization/offload_optimizer",
     "zero_offload_param": "zero_optimization/offload_param",
 }
-# Methods, and properties, that return what the engine has at such a place.
-_METHODS = {
-    "get_data_parallel_rank": "_ranks.data.rank",
-    "get_model_parallel_rank": "_ranks.model_rank",
-    "gradient_accumulation_steps": "batch.accumulation_steps",
-    "gradient_clipping": "_shards.settings.gradient_clipping",
-    "loss_scale": "_core.loss_scale",
-    "steps_per_print": "_shards.settings.steps_per_print",
-    "train_batch_size": "batch.train_batch_size",
-    "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
-    "was_step_applied": "_micro_step_applied",  # whether the last step() changed the parameters
+# Methods, and properties, that return what the engine has.
+_METHODS: dict[str, Callable[[Any], Any]] = {
+    "autotp_size": lambda engine: engine._value("/tensor_parallel/autotp_size") or 0,
+    "bfloat16_enabled": lambda engine: engine._core.param_dtype == "bf16",
+    "checkpoint_tag_validation_enabled": lambda engine: engine._value(_TAGS).lower() != "ignore",
+    "checkpoint_tag_validation_fail": lambda engine: engine._value(_TAGS).lower() == "fail",
+    "fp16_enabled": lambda engine: engine._core.param_dtype == "fp16",
+    "get_batch_info": attrgetter(
+        "batch.train_batch_size", "batch.micro_batch_size", "batch.accumulation_steps"
+    ),
+    "get_data_parallel_rank": attrgetter("_ranks.data.rank"),
+    "get_lr": lambda engine: [group["lr"] for group in engine.optimizer.param_groups],
+    "get_model_parallel_rank": attrgetter("_ranks.model_rank"),
+    "get_mom": lambda engine: [
+        group.get("betas", group.get("momentum", 0.0)) for group in engine.optimizer.param_groups
+    ],
+    "get_sequence_parallel_group": lambda _: groups._get_sequence_parallel_group(),
+    "get_tensor_parallel_rank": lambda engine: getattr(engine._ranks.mesh, "tensor_rank", 0),
+    "get_type": lambda engine: (
+        [engine._shards.settings.optimizer.type] * len(engine.optimizer.param_groups)
+    ),
+    "gradient_accumulation_steps": attrgetter("batch.accumulation_steps"),
+    "gradient_clipping": attrgetter("_shards.settings.gradient_clipping"),
+    "is_first_weights_partition_group": lambda engine: engine.stage == 3,
+    "loss_scale": attrgetter("_core.loss_scale"),
+    "postscale_gradients": lambda engine: not engine._value("/prescale_gradients"),
+    "steps_per_print": attrgetter("_shards.settings.steps_per_print"),
+    "torch_autocast_enabled": lambda engine: engine.autocast is not None,
+    "train_batch_size": attrgetter("batch.train_batch_size"),
+    "train_micro_batch_size_per_gpu": attrgetter("batch.micro_batch_size"),
+    "was_step_applied": attrgetter("_micro_step_applied"),  # the last step() changed the parameters
+    "zenflow_config": lambda _: None,  # ZenFlow is not part of zerorun
+    "zero_cpu_offload": lambda engine: engine._section(_OFFLOADED_TO) == "cpu",
+    "zero_nvme_offload_optimizer": lambda engine: engine._section(_OFFLOADED_TO) == "nvme",
+    "zero_optimization": lambda engine: engine.stage > 0,
+    "zero_optimization_partition_gradients": lambda engine: engine.stage >= 2,
+    "zero_optimization_partition_weights": lambda engine: engine.stage == 3,
+    "zero_use_cpu_optimizer": lambda engine: engine._section(_OFFLOADED_TO) in {"cpu", "nvme"},
 }
-_PROPERTIES = {
-    "dp_world_size": "_ranks.data.world_size",
-    "global_rank": "_ranks.job.rank",
-    "is_compiled": "_is_compiled",
-    "mp_world_size": "_ranks.model_size",
-    "world_size": "_ranks.job.world_size",
+_PROPERTIES: dict[str, Callable[[Any], Any]] = {
+    # The torch optimizer under the one that initialize returned.
+    "basic_optimizer": lambda engine: getattr(engine.optimizer, "optimizer", None),
+    "dist_backend": lambda _: dist.get_backend(),
+    "dp_world_size": attrgetter("_ranks.data.world_size"),
+    "global_rank": attrgetter("_ranks.job.rank"),
+    "global_samples": lambda engine: (
+        engine.micro_steps * engine.batch.micro_batch_size * engine.dp_world_size
+    ),
+    "has_moe_layers": lambda engine: bool(engine.moe_layers),
+    "inside_no_sync_ctxt": attrgetter("_core.no_sync"),
+    "is_compiled": attrgetter("_is_compiled"),
+    "local_rank": lambda _: zerorun._C.rank_from_environment().local_rank,
+    "moe_layers": lambda engine: [m for m in engine.module.modules() if isinstance(m, MoE)],
+    "mp_world_size": attrgetter("_ranks.model_size"),
+    "num_experts": lambda engine: [layer.num_experts for layer in engine.moe_layers],
+    "param_names": lambda engine: {p: name for name, p in engine.module.named_parameters()},
+    "seq_dp_world_size": lambda engine: dist.get_world_size(engine.seq_data_parallel_group),
+    "seq_parallel_group": lambda engine: (
+        groups._get_sequence_parallel_group() if engine.sequence_parallel_size > 1 else None
+    ),
+    "sequence_parallel_size": lambda _: groups._get_sequence_parallel_world_size(),
+    "sparse_tensor_module_names": lambda _: set(),  # gradients of embeddings are dense
+    "world_size": attrgetter("_ranks.job.world_size"),
 }
 # Parts that zerorun does not have, which are therefore off.
 _OFF = (
@@ -138,59 +188,23 @@ class ConfigQueries:
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
-    def _at(self, place: str) -> Any:
-        return operator.attrgetter(place)(self)
-
     # --- what more than one key says ---
-
-    def _offload_device(self, kind: str) -> str:
-        return self._section(f"{_ZERO}{kind}/device") or "none"
 
     def zero_overlap_comm(self) -> bool:
         given = self._value(f"{_ZERO}overlap_comm")
         return self._value(f"{_ZERO}stage") == 3 if given is None else given
 
-    def zero_use_cpu_optimizer(self) -> bool:
-        return self._offload_device("offload_optimizer") in {"cpu", "nvme"}
-
-    def zero_cpu_offload(self) -> bool:
-        return self._offload_device("offload_optimizer") == "cpu"
-
-    def zero_nvme_offload_optimizer(self) -> bool:
-        return self._offload_device("offload_optimizer") == "nvme"
-
-    def zenflow_config(self) -> None:
-        """ZenFlow is not part of zerorun."""
-
-    def checkpoint_tag_validation_enabled(self) -> bool:
-        return self._value("/checkpoint/tag_validation").lower() != "ignore"
-
-    def checkpoint_tag_validation_fail(self) -> bool:
-        return self._value("/checkpoint/tag_validation").lower() == "fail"
-
     def optimizer_name(self) -> str | None:
         name = self._section("optimizer/type")
         return name.lower() if name else None
-
-    def postscale_gradients(self) -> bool:
-        return not self._value("/prescale_gradients")
-
-    def autotp_size(self) -> int:
-        return self._value("/tensor_parallel/autotp_size") or 0
 
     def managed_gradient_accumulation(self) -> bool:
         given = self.config.get("managed_gradient_accumulation")
         return given in (None, "auto") or bool(given)
 
-    def torch_autocast_enabled(self) -> bool:
-        return self.autocast is not None
-
     def torch_autocast_dtype(self) -> torch.dtype:
         name = str(self._section("torch_autocast/dtype") or "bfloat16").removeprefix("torch.")
         return {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16}.get(name, torch.float16)
-
-    def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        return self._value(f"{_ZERO}stage3_gather_16bit_weights_on_model_save")
 
     @property
     def communication_data_type(self) -> torch.dtype | None:
@@ -205,10 +219,10 @@ for _name, _path in _SECTIONS.items():
     setattr(ConfigQueries, _name, functools.partialmethod(ConfigQueries._section, _path))
 for _name in _OFF:
     setattr(ConfigQueries, _name, lambda self: False)
-for _name, _place in _METHODS.items():
-    setattr(ConfigQueries, _name, functools.partialmethod(ConfigQueries._at, _place))
-for _name, _place in _PROPERTIES.items():
-    setattr(ConfigQueries, _name, property(operator.attrgetter(_place)))
+for _name, _get in _METHODS.items():
+    setattr(ConfigQueries, _name, functools.partialmethod(lambda self, get: get(self), _get))
+for _name, _get in _PROPERTIES.items():
+    setattr(ConfigQueries, _name, property(_get))
 
 
 class EngineAttributes(ConfigQueries):
@@ -220,11 +234,6 @@ class EngineAttributes(ConfigQueries):
     use_ds_comm = False
     torch_autocast_z0_gradscaler = None  # fp16 has the engine's own loss scale
     losses = None
-
-    @property
-    def sparse_tensor_module_names(self) -> set[str]:
-        """Gradients of embeddings are dense."""
-        return set()
 
     @functools.cached_property
     def timers(self) -> SynchronizedWallClockTimer:
@@ -246,14 +255,6 @@ class EngineAttributes(ConfigQueries):
     def enable_backward_allreduce(self, enable: bool) -> None:
         self._core.no_sync = not enable
 
-    @property
-    def inside_no_sync_ctxt(self) -> bool:
-        return self._core.no_sync
-
-    @property
-    def param_names(self) -> dict[nn.Parameter, str]:
-        return {parameter: name for name, parameter in self.module.named_parameters()}
-
     @functools.cached_property
     def _config(self) -> DeepSpeedConfig:
         """The configuration as typed values."""
@@ -264,26 +265,6 @@ class EngineAttributes(ConfigQueries):
         self.mesh_device = groups.mesh_device
         self.data_parallel_group = groups._get_data_parallel_group()
         self.seq_data_parallel_group = groups._get_sequence_data_parallel_group()
-
-    @property
-    def seq_parallel_group(self) -> Any:
-        return groups._get_sequence_parallel_group() if self.sequence_parallel_size > 1 else None
-
-    @property
-    def seq_dp_world_size(self) -> int:
-        return dist.get_world_size(self.seq_data_parallel_group)
-
-    @property
-    def sequence_parallel_size(self) -> int:
-        return groups._get_sequence_parallel_world_size()
-
-    @property
-    def moe_layers(self) -> list[MoE]:
-        return [module for module in self.module.modules() if isinstance(module, MoE)]
-
-    @property
-    def num_experts(self) -> list[int]:
-        return [layer.num_experts for layer in self.moe_layers]
 
     def check_tag(self, tag: str | None) -> None:
         """Ranks that name different tags are an error or a warning, as tag_validation says.

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from zerorun import config as configuration
-from zerorun.optimizers.lr_scheduler import LrScheduler
+from zerorun.optimizers.lr_scheduler import LrScheduler, set_rate
 
 LR_SCHEDULE = "lr_schedule"
 LR_RANGE_TEST = "LRRangeTest"
@@ -132,49 +132,26 @@ class OneCycle(_Schedule):
         highest = _by_group(self.params.get("cycle_max_mom", 0.9), len(found))
         return [(beta, betas[1]) for beta, betas in zip(highest, found, strict=True)]
 
-    # The shape of the cycle, in steps.
+    def _second(self, what: str) -> Any:
+        given = self.params.get(f"cycle_second_{what}")
+        return getattr(self, f"first_{what}") if given is None else given
 
-    @property
-    def first_step_size(self) -> float:
-        return float(self.params.get("cycle_first_step_size", 2000))
 
-    @property
-    def second_step_size(self) -> float:
-        given = self.params.get("cycle_second_step_size")
-        return self.first_step_size if given is None else float(given)
-
-    @property
-    def total_size(self) -> float:
-        return self.first_step_size + self.second_step_size
-
-    @property
-    def step_ratio(self) -> float:
-        return self.first_step_size / self.total_size
-
-    @property
-    def first_stair_count(self) -> int:
-        return self.params.get("cycle_first_stair_count", 0)
-
-    @property
-    def second_stair_count(self) -> int:
-        given = self.params.get("cycle_second_stair_count")
-        return self.first_stair_count if given is None else given
-
-    @property
-    def skip_lr_decay(self) -> bool:
-        return self.decay_step_size == 0 or self.decay_lr_rate == 0
-
-    @property
-    def skip_mom_decay(self) -> bool:
-        return self.decay_step_size == 0 or self.decay_mom_rate == 0
-
-    @property
-    def min_lrs(self) -> list[float]:
-        return _by_group(self.params["cycle_min_lr"], len(self._groups))
-
-    @property
-    def max_lrs(self) -> list[float]:
-        return _by_group(self.params["cycle_max_lr"], len(self._groups))
+# The shape of the cycle, in steps, and the rates between which it goes.
+_CYCLE: dict[str, Callable[[Any], Any]] = {
+    "first_step_size": lambda one: float(one.params.get("cycle_first_step_size", 2000)),
+    "second_step_size": lambda one: float(one._second("step_size")),
+    "total_size": lambda one: one.first_step_size + one.second_step_size,
+    "step_ratio": lambda one: one.first_step_size / one.total_size,
+    "first_stair_count": lambda one: one.params.get("cycle_first_stair_count", 0),
+    "second_stair_count": lambda one: one._second("stair_count"),
+    "skip_lr_decay": lambda one: one.decay_step_size == 0 or one.decay_lr_rate == 0,
+    "skip_mom_decay": lambda one: one.decay_step_size == 0 or one.decay_mom_rate == 0,
+    "min_lrs": lambda one: _by_group(one.params["cycle_min_lr"], len(one._groups)),
+    "max_lrs": lambda one: _by_group(one.params["cycle_max_lr"], len(one._groups)),
+}
+for _name, _get in _CYCLE.items():
+    setattr(OneCycle, _name, property(_get))
 
 
 class WarmupLR(_Schedule):
@@ -240,10 +217,7 @@ def get_torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 def update_lr(param_groups: list[dict[str, Any]], lrs: list[Any]) -> list[Any]:
     """Sets each group's rate, in place where it is a tensor; returns the rates."""
     for group, lr in zip(param_groups, lrs, strict=True):
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
+        set_rate(group, lr)
     return [group["lr"] for group in param_groups]
 
 

@@ -3,6 +3,7 @@
 # ruff: noqa: F403 - scripts import these names from here
 
 import gc
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -65,11 +66,7 @@ def _mapped(item: Any, change: Callable[[Any], Any], chosen: Callable[[Any], boo
 
 def prefix_sum_inc(weights: Iterable[int]) -> list[int]:
     """Sums up to and with each weight."""
-    total, sums = 0, []
-    for weight in weights:
-        total += weight
-        sums.append(total)
-    return sums
+    return list(itertools.accumulate(weights))
 
 
 def partition_uniform(num_items: int, num_parts: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401 - scripts import these names from here
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -28,10 +29,7 @@ class DeprecatedException(Exception):  # noqa: N818 - DeepSpeed's name
 
 
 def recursive_getattr(model: nn.Module, module_name: str) -> Any:
-    found: Any = model
-    for name in module_name.split("."):
-        found = getattr(found, name)
-    return found
+    return functools.reduce(getattr, module_name.split("."), model)
 
 
 def recursive_setattr(model: nn.Module, module_name: str, module: Any) -> None:

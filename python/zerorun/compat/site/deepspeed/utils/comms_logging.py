@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
-from zerorun.metrics.collectives import bandwidths_gbps, size_text
+from zerorun.metrics.printed import bandwidths_gbps, size_text
 
 from deepspeed.utils.timer import trim_mean
 

@@ -63,10 +63,8 @@ def start_sequence_data_group() -> None:
     shared = sequence.current()
     if shared is None or shared.size == 1 or _sequence_data_group is not None:
         return
-    for part in range(shared.size):  # every rank makes every group
-        group = dist.new_group(range(part, dist.get_world_size(), shared.size))
-        if part == shared.rank:
-            _sequence_data_group = group
+    apart = (range(part, dist.get_world_size(), shared.size) for part in range(shared.size))
+    _sequence_data_group = experts.group_of_this_rank(apart)[1]
 
 
 def _get_data_parallel_group() -> Any:

@@ -166,13 +166,10 @@ class ThroughputTimer:
             duration = self.end_time - self.start_time
             self.total_elapsed_time += duration
             self.step_elapsed_time = 0.0 if global_step else self.step_elapsed_time + duration
-        if report_speed and global_step and self._is_report_boundary():
+        every = self.steps_per_output
+        if report_speed and global_step and every and self.global_step_count % every == 0:
             speed = f"{self.avg_samples_per_sec():.1f} samples/s"
             self.logging(f"epoch {self.epoch_count}, step {self.global_step_count}: {speed}")
-
-    def _is_report_boundary(self) -> bool:
-        every = self.steps_per_output
-        return every is not None and self.global_step_count % every == 0
 
     def avg_samples_per_sec(self) -> float:
         counted = self.global_step_count - self.start_step

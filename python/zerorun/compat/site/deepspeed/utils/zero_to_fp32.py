@@ -9,20 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from zerorun.consolidate import fp32_state_dict, lazy_state_dict, save_model
+from zerorun.consolidate import DTYPE_NAMES, fp32_state_dict, lazy_state_dict, save_model
 
 from deepspeed.utils.logging import logger
-
-_SHARDED_PARAMETERS = 3  # the stage
-_DTYPES = {
-    name: dtype
-    for dtype, names in {
-        torch.float32: ("float32", "fp32"),
-        torch.float16: ("float16", "fp16"),
-        torch.bfloat16: ("bfloat16", "bf16"),
-    }.items()
-    for name in names
-}
 
 
 def atoi(text: str) -> int | str:
@@ -50,7 +39,7 @@ def get_model_state_file(checkpoint_dir: str, zero_stage: int) -> str:
     """The file that describes the model: of a checkpoint of zerorun's the manifest."""
     if not os.path.isdir(checkpoint_dir):
         raise FileNotFoundError(f"Directory '{checkpoint_dir}' doesn't exist")
-    ranked = "zero_pp_rank_0_" if zero_stage == _SHARDED_PARAMETERS else ""
+    ranked = "zero_pp_rank_0_" if zero_stage == 3 else ""
     own = _is_zeroruns(checkpoint_dir)
     name = "checkpoint.json" if own else f"{ranked}mp_rank_00_model_states.pt"
     path = os.path.join(checkpoint_dir, name)
@@ -100,9 +89,11 @@ def to_torch_tensor(
 
 
 def _dtype_of(dtype: Any) -> torch.dtype:
-    found = _DTYPES.get(str(dtype).removeprefix("torch.").lower())
+    found = DTYPE_NAMES.get(str(dtype).removeprefix("torch.").lower())
     if found is None:
-        raise ValueError(f"Unsupported output dtype {dtype!r}. Choose one of: {', '.join(_DTYPES)}")
+        raise ValueError(
+            f"Unsupported output dtype {dtype!r}. Choose one of: {', '.join(DTYPE_NAMES)}"
+        )
     return found
 
 

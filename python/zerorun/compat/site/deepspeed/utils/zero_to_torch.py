@@ -3,7 +3,9 @@
 import argparse
 from collections.abc import Sequence
 
-from deepspeed.utils.zero_to_fp32 import _DTYPES, convert_zero_checkpoint_to_state_dict
+from zerorun.consolidate import DTYPE_NAMES
+
+from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_state_dict
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -12,7 +14,7 @@ def main(args: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("checkpoint_dir", help="folder with tags")
     parser.add_argument("output_dir", help="folder for the model")
-    parser.add_argument("--dtype", choices=sorted(_DTYPES), required=True)
+    parser.add_argument("--dtype", choices=sorted(DTYPE_NAMES), required=True)
     parser.add_argument("--max_shard_size", default="5GB", help="largest size of a file")
     parser.add_argument(
         "--safe_serialization", action="store_true", help="safetensors instead of torch's format"

@@ -1,19 +1,12 @@
 """DeepSpeed's profiler of floating point operations on zerorun's."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
-from zerorun.profiling import (
-    SIZES,
-    FlopsProfile,
-    number_text,
-    profile_model,
-    profile_text,
-    seconds_text,
-    write_profile,
-)
+from zerorun import profiling
 
 DEFAULT_PRECISION = 2
 # DeepSpeed's counts of the modules that are running; zerorun's are in FlopsProfile.
@@ -46,13 +39,13 @@ def duration_to_string(duration: float, units: str | None = None, precision: int
     """Seconds as text, in "s", "ms" or "us"."""
     sizes = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
     if units is None:
-        return seconds_text(duration)
+        return profiling.seconds_text(duration)
     return f"{round(duration / sizes[units], precision)} {units}"
 
 
 def _in_units(value: float, units: str | None, what: str, precision: int) -> str:
     if units is None:
-        return number_text(value, what, precision)
+        return profiling.number_text(value, what, precision)
     sizes = {"P": 1e15, "T": 1e12, "G": 1e9, "B": 1e9, "M": 1e6, "K": 1e3}
     size = sizes.get(units.strip()[:1].upper(), 1.0)
     return f"{round(value / size, precision):g} {units}{what}".rstrip()
@@ -79,22 +72,14 @@ class FlopsProfiler:
         self.model, self.ds_engine = model, ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
         self.started = False
-        self._profile = getattr(ds_engine, "flops_profile", None) or FlopsProfile(model)
+        self._profile = getattr(ds_engine, "flops_profile", None) or profiling.FlopsProfile(model)
 
-    @property
-    def flops(self) -> int:
-        return self._profile.total.flops
-
-    @property
-    def macs(self) -> int:
-        return self._profile.total.macs
-
-    @property
-    def params(self) -> int:
-        return self._profile.total.parameters
+    flops = property(attrgetter("_profile.total.flops"))
+    macs = property(attrgetter("_profile.total.macs"))
+    params = property(attrgetter("_profile.total.parameters"))
 
     def start_profile(self, ignore_list: Sequence[type[nn.Module]] | None = None) -> None:
-        self._profile = FlopsProfile(self.model, tuple(ignore_list or ()))
+        self._profile = profiling.FlopsProfile(self.model, tuple(ignore_list or ()))
         self._profile.start()
         self.started = True
 
@@ -130,13 +115,15 @@ class FlopsProfiler:
             data = engine.dp_world_size or engine.seq_dp_world_size
             batch = engine.train_micro_batch_size_per_gpu()
             sizes = engine.world_size, data, engine.mp_world_size, batch
-            facts = dict(zip(SIZES, sizes, strict=True))
-        text = profile_text(costs, profile_step, module_depth, top_modules, detailed, facts)
-        write_profile(text, output_file)
+            facts = dict(zip(profiling.SIZES, sizes, strict=True))
+        text = profiling.profile_text(
+            costs, profile_step, module_depth, top_modules, detailed, facts
+        )
+        profiling.write_profile(text, output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         self.stop_profile()
-        print(profile_text(self._profile.costs, 1, module_depth, top_modules, False))
+        print(profiling.profile_text(self._profile.costs, 1, module_depth, top_modules, False))
 
 
 def get_model_profile(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
@@ -168,7 +155,7 @@ def get_model_profile(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     if not args and not kwargs:
         raise AssertionError("args and/or kwargs must be specified if input_shape is None")
     ignore = tuple(ignore_modules or ())
-    made = profile_model(model, args, kwargs, method=mode, warm_up=warm_up, ignore=ignore)
+    made = profiling.profile_model(model, args, kwargs, method=mode, warm_up=warm_up, ignore=ignore)
     profiler = FlopsProfiler(model)
     profiler._profile, profiler.started = made, True
     if print_profile:

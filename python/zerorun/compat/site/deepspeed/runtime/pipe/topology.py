@@ -9,8 +9,10 @@ from collections import namedtuple
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from zerorun import ConfigError
+from zerorun.experts import group_of_this_rank
 
 
 class ProcessTopology:
@@ -69,11 +71,8 @@ class ProcessTopology:
         """The ranks that differ along this axis only, for each place on the other axes."""
         if axis not in self.axes:
             return []
-        number = self.axes.index(axis)
-        found: dict[tuple[int, ...], list[int]] = {}
-        for place, rank in self.mapping.items():
-            found.setdefault(place[:number] + place[number + 1 :], []).append(rank)
-        return list(found.values())
+        ranks = torch.arange(self.world_size()).view(self.dims)
+        return ranks.movedim(self.axes.index(axis), -1).reshape(-1, self.get_dim(axis)).tolist()
 
     def filter_match(self, **filter_kwargs: int) -> list[int]:
         """The ranks whose place has these numbers."""
@@ -108,13 +107,6 @@ class PipeModelDataParallelTopology(ProcessTopology):
         super().__init__(["pipe", "data", "model"], [num_pp, num_dp, num_mp])
 
 
-def _group_of(lists: list[list[int]]) -> tuple[list[int], Any]:
-    """This rank's list and its group. Collective: all ranks make the groups of all lists."""
-    rank = dist.get_rank()
-    groups = [(ranks, dist.new_group(ranks)) for ranks in lists]
-    return next((ranks, group) for ranks, group in groups if rank in ranks)
-
-
 class PipelineParallelGrid:
     """This rank's place in a topology, and the groups of ranks along its axes. Collective.
 
@@ -145,21 +137,15 @@ class PipelineParallelGrid:
         models = [topology.get_axis_list("data", i) for i in range(self.data_parallel_size)]
         alone = [[rank] for rank in range(self.world_size)]
         self._groups = {
-            "whole": _group_of(models),
-            "data": _group_of(self.dp_groups),
-            "pipe": _group_of(self.pipe_groups),
-            "slice": _group_of(topology.get_axis_comm_lists("model") or alone),
+            "whole": group_of_this_rank(models),
+            "data": group_of_this_rank(self.dp_groups),
+            "pipe": group_of_this_rank(self.pipe_groups),
+            "slice": group_of_this_rank(topology.get_axis_comm_lists("model") or alone),
         }
 
-    @property
-    def dp_groups(self) -> list[list[int]]:
-        """The ranks with the same part of the model, for each part."""
-        return self._topo.get_axis_comm_lists("data")
-
-    @property
-    def pipe_groups(self) -> list[list[int]]:
-        """The ranks of the stages of each pipeline."""
-        return self._topo.get_axis_comm_lists("pipe")
+    # The ranks with the same part of the model, for each part, and those of each pipeline's stages.
+    dp_groups = property(lambda self: self._topo.get_axis_comm_lists("data"))
+    pipe_groups = property(lambda self: self._topo.get_axis_comm_lists("pipe"))
 
     @property
     def p2p_groups(self) -> list[list[int]]:
@@ -196,7 +182,7 @@ _METHODS = {
     "get_data_parallel_rank": lambda grid: grid.data_parallel_id,
     "get_data_parallel_world_size": lambda grid: grid.data_parallel_size,
     "get_data_parallel_group": lambda grid: grid._groups["data"][1],
-    "get_data_parallel_group_ranks": lambda grid: grid._groups["data"][0],
+    "get_data_parallel_group_ranks": lambda grid: list(grid._groups["data"][0]),
     "get_model_parallel_rank": lambda grid: grid._groups["whole"][0].index(grid.global_rank),
     "get_model_parallel_world_size": lambda grid: len(grid._groups["whole"][0]),
     "get_model_parallel_group": lambda grid: grid._groups["whole"][1],

@@ -22,16 +22,9 @@ def _groups() -> sequence.SequenceGroups:
     return groups
 
 
-def get_sequence_parallel_group() -> Any:
-    return _groups().group
-
-
-def get_sequence_parallel_world_size() -> int:
-    return _groups().size
-
-
-def get_sequence_parallel_rank() -> int:
-    return _groups().rank
+get_sequence_parallel_group = get_model_parallel_group = lambda: _groups().group
+get_sequence_parallel_world_size = get_model_parallel_world_size = lambda: _groups().size
+get_sequence_parallel_rank = get_model_parallel_rank = lambda: _groups().rank
 
 
 def get_sequence_data_parallel_group() -> Any:
@@ -46,8 +39,3 @@ def get_sequence_data_parallel_world_size() -> int:
 
 def get_sequence_data_parallel_rank() -> int:
     return dist.get_rank(get_sequence_data_parallel_group())
-
-
-get_model_parallel_group = get_sequence_parallel_group
-get_model_parallel_world_size = get_sequence_parallel_world_size
-get_model_parallel_rank = get_sequence_parallel_rank

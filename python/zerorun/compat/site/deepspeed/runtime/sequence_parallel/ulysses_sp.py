@@ -18,14 +18,6 @@ from zerorun import sequence
 
 from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
-__all__ = [
-    "TiledFusedLogitsLoss",
-    "TiledMLP",
-    "UlyssesSPAttentionHF",
-    "UlyssesSPDataLoaderAdapter",
-    "sequence_tiled_compute",
-]
-
 
 class UlyssesSPAttentionHF(torch.nn.Module):
     """Attention over sequences that ranks share; :meth:`register_with_transformers` puts it in.

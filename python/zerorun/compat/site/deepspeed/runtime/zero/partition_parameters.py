@@ -60,6 +60,9 @@ class Init(zerorun.zero.Init):
         super().__exit__(*error)
 
 
+MiCS_Init = Init  # what versions before 0.19 call it in programs that set mics_shard_size
+
+
 def _empty_of(fn: Callable[..., torch.Tensor], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     """torch.empty with another default dtype."""
 
@@ -89,11 +92,6 @@ def zero_wrapper_for_fp_tensor_constructor(
         return tensor.to(target_fp_dtype) if tensor.is_floating_point() else tensor
 
     return construct
-
-
-def is_zero_param(parameter: Any) -> bool:
-    """True for a partitioned parameter."""
-    return partition_of(parameter) is not None
 
 
 # --- attributes of parameters ---

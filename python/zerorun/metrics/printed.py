@@ -1,16 +1,83 @@
-"""CollectiveTable: how often which collective ran, how large and how fast (`comms_logger`)."""
+"""What is printed of steps: lines of `steps_per_print` and `wall_clock_breakdown`, in DeepSpeed's
+form, and the table of collectives (`comms_logger`)."""
 
 import datetime
+import logging
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from zerorun import _C
-from zerorun.metrics.progress import announce
 from zerorun.process_state import STATE
+
+# DeepSpeed's names of the parts of a step.
+_PARTS = {
+    "fwd": "forward_ms",
+    "bwd": "backward_ms",
+    "bwd_inner": None,
+    "bwd_allreduce": "reduce_ms",
+    "step": "call_ms",
+}
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "unknown" if value is None else f"{value:.{digits}f}"
+
+
+class ProgressLines:
+    """A listener that prints a line every `steps` steps, and with `breakdown` one about the times
+    of each step. `momenta` tells the groups' momenta now."""
+
+    def __init__(
+        self, steps: int | None, breakdown: bool, momenta: Callable[[], list[Any]]
+    ) -> None:
+        self._steps, self._breakdown, self._momenta = steps, breakdown, momenta
+
+    def __call__(self, metrics: dict[str, Any]) -> None:
+        if self._steps is not None and metrics["step"] % self._steps == 0:
+            announce(self._progress(metrics))
+        if self._breakdown:
+            announce(self._times(metrics))
+
+    def _progress(self, metrics: dict[str, Any]) -> str:
+        line = (
+            f"step={metrics['step']}, skipped={metrics['skipped_steps']}, lr={metrics['lrs']}, "
+            f"mom={self._momenta()}"
+        )
+        if metrics["loss"] is not None:
+            line += f", loss={metrics['loss']:.6g}"
+        line += f", samples/s={metrics['samples_per_s']:.1f}"
+        if metrics["skipped"]:
+            line += f", skipped: the gradient is not finite at loss scale {metrics['loss_scale']:g}"
+        return line
+
+    @staticmethod
+    def _times(metrics: dict[str, Any]) -> str:
+        backward, reduce = metrics["backward_ms"], metrics["reduce_ms"]
+        inner = None if backward is None else max(0.0, backward - reduce)
+        times = {name: inner if key is None else metrics[key] for name, key in _PARTS.items()}
+        parts = " | ".join(f"{name}: {_number(value)}" for name, value in times.items())
+        return (
+            f"time (ms) | {parts} | gather: {_number(metrics['gather_ms'])} | "
+            f"optimizer: {_number(metrics['optimizer_ms'])} | "
+            f"other: {_number(metrics['other_ms'])}"
+        )
+
+
+def announce(line: str) -> None:
+    """Through the logger `zerorun` where somebody listens to it, else on the error stream."""
+    logger = logging.getLogger("zerorun")
+    if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
+        logger.info("%s", line)
+    else:
+        print(f"[zerorun] {line}", file=sys.stderr, flush=True)
+
+
+# --- `comms_logger`: how often which collective ran, how large and how fast ---
 
 _TRIMMED = 0.1  # of the latencies on either side, as DeepSpeed's averages
 _MOST = 10_000  # latencies that are kept of an operation and size
@@ -96,16 +163,13 @@ class CollectiveTable:
             latency = 1e3 * (end - begin)
             self.timed.setdefault(op, {}).setdefault(nbytes, Timed()).add(latency)
             if self._verbose and self._communicator.rank == 0:
-                self._print(op, label, nbytes, latency)
+                rate, bus = bandwidths_gbps(op, nbytes, latency, self._communicator.world_size)
+                name = f"{op} of {label}" if self._debug else op
+                announce(
+                    f"comm op: {name} | time (ms): {latency:.2f} | msg size: {size_text(nbytes)} | "
+                    f"algbw (Gbps): {rate:.2f} | busbw (Gbps): {bus:.2f}"
+                )
         return rows
-
-    def _print(self, op: str, label: str, nbytes: int, latency_ms: float) -> None:
-        rate, bus = bandwidths_gbps(op, nbytes, latency_ms, self._communicator.world_size)
-        name = f"{op} of {label}" if self._debug else op
-        announce(
-            f"comm op: {name} | time (ms): {latency_ms:.2f} | msg size: {size_text(nbytes)} | "
-            f"algbw (Gbps): {rate:.2f} | busbw (Gbps): {bus:.2f}"
-        )
 
     def summary(self) -> dict[str, dict[int, dict[str, Any]]]:
         """By operation and size in bytes: count, latencies in ms, bandwidths in Gbit/s."""
