@@ -16,6 +16,7 @@ from zerorun.agreement import all_or_none
 from zerorun.checkpoints import torch_state_dicts
 from zerorun.hooks.parameter_memory import masters_from_parameters
 from zerorun.model.local_tensor import local_of, whole_of
+from zerorun.optimizers import other_optimizers
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.program_warning import warn
 from zerorun.shards import clipping
@@ -71,6 +72,7 @@ class ShardedModule(nn.Module):
         super().__init__()
         torch_state_dicts.serve()
         clipping.serve()
+        other_optimizers.watch()
         self.module = model
         self._shards, self._core, self._layout = shards, shards.core, shards.layout
         self._ranks = shards.ranks  # `communicator` is of those with the same part of the model

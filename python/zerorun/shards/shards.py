@@ -40,7 +40,8 @@ class Policy:
     """The differences between zerorun's own engines and those of the stand-in for DeepSpeed.
 
     - `round_masters`: masters of 16-bit parameters begin at the parameters' rounded values.
-    - `clips_as_torch`: torch.nn.utils.clip_grad_norm_ clips the engine's gradients; else it warns.
+    - `clips_as_torch`: torch.nn.utils.clip_grad_norm_ clips the engine's gradients, and steps of an
+      optimizer that the engine was not given are errors; else both warn.
     - `pickles_objects`: a save pickles values that JSON cannot represent; else it rejects them.
     - `resumes_data`: a load puts the training data loader where it was; else the program does.
     - `optimizer_of`: the class of the engine's optimizer, by its stage; None: ZeroOptimizer.
