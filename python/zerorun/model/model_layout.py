@@ -18,8 +18,9 @@ from zerorun.model.dtypes import (
     CORE_DTYPES,
     as_bytes,
     core_dtype_of,
+    is_composed,
     is_packed,
-    keeps_a_copy,
+    stays_whole,
     stored_shape,
 )
 from zerorun.model.engine_ranks import EngineRanks, Mesh, check_mesh
@@ -109,9 +110,10 @@ class ModelLayout:  # size: a table, each column of which somebody reads
             if parameter in layout.names:
                 layout.aliases.append((name, parameter))
                 continue
-            if parameter.dtype not in kept or is_packed(parameter):
+            whole = stays_whole(parameter)
+            if parameter.dtype not in kept or is_packed(parameter) or whole:
                 _check_frozen(name, parameter)
-                if keeps_a_copy(parameter):
+                if whole:
                     layout.outside.setdefault(parameter, name)
                     continue
                 layout.own_dtype.add(parameter)
@@ -257,7 +259,7 @@ def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
     elements: Counter[torch.dtype] = Counter()
     trainable: dict[torch.dtype, str] = {}
     for name, parameter in parameters:
-        if is_packed(parameter):
+        if is_packed(parameter) or is_composed(parameter):
             continue
         elements[parameter.dtype] += getattr(parameter, "ds_numel", parameter.numel())
         if parameter.requires_grad:
@@ -277,8 +279,10 @@ def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
 def _check_frozen(name: str, parameter: nn.Parameter) -> None:
     """Raises ConfigError for a parameter of a dtype that cannot be trained, if it should be."""
     if parameter.requires_grad:
+        composed = f"{type(parameter).__name__}, made of other tensors"
+        kind = composed if is_composed(parameter) else parameter.dtype
         raise _C.ConfigError(
-            f"parameter {name} is {parameter.dtype}; expected fp32, bf16 or fp16 of what is "
+            f"parameter {name} is {kind}; expected fp32, bf16 or fp16 of what is "
             "trained: cast the model (model.float()), or freeze the parameter"
         )
 

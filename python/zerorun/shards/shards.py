@@ -19,6 +19,7 @@ from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view
 from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
+from zerorun.model.dtypes import parts_of
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import LocalHook, is_distributed, local_of, place
 from zerorun.model.model_layout import ModelLayout
@@ -166,7 +167,8 @@ class Shards:
             if model is not None:
                 share_buffers(model, ranks.data)
             for parameter, name in layout.outside.items():
-                share(parameter, ranks.data, f"initial values of {name}")
+                for part in parts_of(parameter):
+                    share(part, ranks.data, f"initial values of {name}")
             self._load()
             self.collector = _C.GradientCollector(self.core)
             if model is not None:

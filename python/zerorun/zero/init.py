@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from zerorun import _C, communicator, torch_seam
 from zerorun import config as configuration
 from zerorun.device import local_device, make_current
-from zerorun.model.dtypes import is_packed, keeps_a_copy
+from zerorun.model.dtypes import is_packed, stays_whole
 from zerorun.model.engine_ranks import data_communicator, mesh_of, ranks_of_group
 from zerorun.model.local_tensor import is_distributed, local_of
 from zerorun.model.model_layout import DTYPES
@@ -169,8 +169,8 @@ class Init:
 
 def _is_raw(parameter: nn.Parameter) -> bool:
     """True for weights that bitsandbytes will quantize when they are moved, which takes all of
-    them, or of which its layers keep a copy."""
-    return getattr(parameter, "bnb_quantized", None) is False or keeps_a_copy(parameter)
+    them, and for those that stay whole."""
+    return getattr(parameter, "bnb_quantized", None) is False or stays_whole(parameter)
 
 
 def _ranks_of(sequence_group: Any, data_group: Any, mpu: Any) -> tuple[int, ...] | None:
