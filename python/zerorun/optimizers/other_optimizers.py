@@ -14,7 +14,8 @@ from zerorun.shards.shards import Shards, shards_of
 
 @functools.cache
 def watch() -> None:
-    """From the first call on, such a step is an error, in DeepSpeed scripts a warning.
+    """From the first call on, such a step is an error; in DeepSpeed scripts a warning, if the
+    engine has another optimizer.
 
     It would train nothing, since the engine has the gradients, or each rank apart: an engine
     without an optimizer leaves the rank's own gradients, which hooks of parameters find, too.
@@ -34,7 +35,7 @@ def _look_at(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None
                 return  # it trains something
             engines[shards] = None
     name = type(optimizer).__name__
-    if engines and all(shards.policy.clips_as_torch for shards in engines):
+    if engines and all(s.policy.clips_as_torch or not s.layout.group_of for s in engines):
         raise _C.ConfigError(
             f"{name}.step: its parameters are an engine's, which reduces the gradients for the "
             "optimizer that it was given: give it this one (zerorun.shard(model, "
@@ -51,6 +52,8 @@ def _misses_gradient(shards: Shards, parameter: Any, in_backward: bool) -> bool:
     """True where a step of torch's finds no gradient, or only this rank's."""
     if shards.is_left:
         return False  # the program steps now
+    if not shards.layout.group_of:
+        return True  # nothing was to be trained
     if shards.stage == 0 and not shards.policy.clips_as_torch:
         return False  # DeepSpeed scripts find the average there
-    return in_backward or not shards.layout.group_of or parameter.grad is None
+    return in_backward or parameter.grad is None

@@ -71,3 +71,12 @@ def case_deepspeed_scripts_are_warned() -> None:
             other.step()
         with warnings.catch_warnings(action="error"):
             engine.step()
+
+
+def case_engines_of_deepspeed_scripts_without_an_optimizer_leave_each_rank_its_gradients() -> None:
+    for stage in range(4):
+        model = make()
+        engine = kept(deepspeed.initialize(model=model, config=config(stage)))[0]
+        engine.backward(own_loss(engine, 0))
+        with pytest.raises(zerorun.ConfigError, match=TEXT):
+            adamw(model).step()
