@@ -247,8 +247,9 @@ def _log(
     if stage == 3 and layout.outside:
         nbytes = sum(parameter.nbytes for parameter in layout.outside)
         logger.warning(
-            "%d frozen parameters, of which bitsandbytes' 8-bit layers hold a copy, are not "
-            "sharded at stage 3, the first is %s: %d bytes on every rank",
+            "%d frozen parameters are not sharded at stage 3, since layers hold a copy "
+            "(bitsandbytes' 8-bit ones) or they are made of other tensors; the first is %s: %d "
+            "bytes on every rank",
             len(layout.outside),
             next(iter(layout.outside.values())),
             nbytes,

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import torch_state_dicts
+from zerorun.hooks.module_call import cast_in
 from zerorun.hooks.parameter_memory import masters_from_parameters
 from zerorun.model.tensors import local_of, whole_of
+from zerorun.optimizers import other_optimizers
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.program_warning import warn
 from zerorun.shards import clipping
@@ -67,6 +68,7 @@ class ShardedModule(nn.Module):
         super().__init__()
         torch_state_dicts.serve()
         clipping.serve()
+        other_optimizers.watch()
         self.module = model
         self._shards, self._core, self._layout = shards, shards.core, shards.layout
         self._ranks = shards.ranks  # `communicator` is of those with the same part of the model
@@ -132,7 +134,7 @@ class ShardedModule(nn.Module):
             def cast(tensor: torch.Tensor) -> torch.Tensor:
                 return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-            args, kwargs = tree_map_only(torch.Tensor, cast, (args, kwargs))
+            args, kwargs = cast_in((args, kwargs), cast)
         return self.module(*args, **kwargs)
 
     def _input_dtype(self) -> torch.dtype | None:

@@ -109,6 +109,7 @@ _TABLES = {
         torch._ops.OpOverload *_schema: optimizers on shards
         torch.utils._pytree tree_map_only tree_leaves: inputs of models
         torch.utils._python_dispatch TorchDispatchMode: optimizers on shards
+        torch.utils._python_dispatch is_traceable_wrapper_subclass: weights made of others
         torch.optim.optimizer.Optimizer _optimizer_step_pre_hooks: hooks of the given optimizer
         torch.optim.optimizer.Optimizer _optimizer_step_post_hooks: hooks of the given optimizer
         torch.optim.optimizer.Optimizer _optimizer_state_dict_pre_hooks: hooks of state dicts

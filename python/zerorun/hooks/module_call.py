@@ -2,16 +2,18 @@
 the tensors that it takes, returns, and casts under autocast."""
 
 import copy
+import dataclasses
 import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from zerorun import _C, torch_seam
 from zerorun.hooks.shared_unit import SharedUnit
@@ -169,6 +171,27 @@ def tensors_in(value: Any, whole: bool = False) -> tuple[list[torch.Tensor], boo
             names = value.__dataclass_fields__
             pending += (getattr(value, name, None) for name in names)
     return found, complete
+
+
+def cast_in(
+    inputs: Any, cast: Callable[[torch.Tensor], torch.Tensor], around: frozenset[int] = frozenset()
+) -> Any:
+    """The inputs with their tensors cast, also in dataclasses. `around`: those that led here."""
+
+    def cast_fields(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return cast(value)
+        is_one = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        if not is_one or id(value) in around:
+            return value
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                inside = cast_in(getattr(value, field.name), cast, around | {id(value)})
+                object.__setattr__(made, field.name, inside)
+        return made
+
+    return tree_map_only(object, cast_fields, inputs)
 
 
 def _children(value: Any) -> Mapping[Any, Any] | None:

@@ -100,13 +100,10 @@ class ModelLayout:  # size: a table, each column of which somebody reads
             if parameter in layout.names:
                 layout.aliases.append((name, parameter))
                 continue
-            if parameter.dtype not in kept or tensors.is_packed(parameter):
-                if parameter.requires_grad:
-                    raise _C.ConfigError(
-                        f"parameter {name} is {parameter.dtype}; expected fp32, bf16 or fp16 of "
-                        "what is trained: cast the model (model.float()), or freeze the parameter"
-                    )
-                if tensors.keeps_a_copy(parameter):
+            whole = tensors.stays_whole(parameter)
+            if parameter.dtype not in kept or tensors.is_packed(parameter) or whole:
+                _check_frozen(name, parameter)
+                if whole:
                     layout.outside.setdefault(parameter, name)
                     continue
                 layout.own_dtype.add(parameter)
@@ -252,7 +249,7 @@ def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
     elements: Counter[torch.dtype] = Counter()
     trainable: dict[torch.dtype, str] = {}
     for name, parameter in parameters:
-        if tensors.is_packed(parameter):
+        if tensors.is_packed(parameter) or tensors.is_composed(parameter):
             continue
         elements[parameter.dtype] += getattr(parameter, "ds_numel", parameter.numel())
         if parameter.requires_grad:
@@ -267,6 +264,17 @@ def _common_dtype(parameters: list[tuple[str, nn.Parameter]]) -> str:
         )
     candidates = found or [dtype for dtype, _ in elements.most_common() if dtype in names]
     return names[candidates[0]] if candidates else "fp32"
+
+
+def _check_frozen(name: str, parameter: nn.Parameter) -> None:
+    """Raises ConfigError for a parameter of a dtype that cannot be trained, if it should be."""
+    if parameter.requires_grad:
+        composed = f"{type(parameter).__name__}, made of other tensors"
+        kind = composed if tensors.is_composed(parameter) else parameter.dtype
+        raise _C.ConfigError(
+            f"parameter {name} is {kind}; expected fp32, bf16 or fp16 of what is "
+            "trained: cast the model (model.float()), or freeze the parameter"
+        )
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:

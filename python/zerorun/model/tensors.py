@@ -1,11 +1,12 @@
 """A parameter's tensor: this rank's, or its piece of torch's DTensor; and dtypes."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from zerorun import _C, torch_seam
 
@@ -165,10 +166,25 @@ def is_packed(parameter: Any) -> bool:
     return bool(getattr(parameter, "bnb_quantized", False))
 
 
-def keeps_a_copy(parameter: Any) -> bool:
-    """True for bitsandbytes' 8-bit weights: the layer holds the tensor itself, too, and puts it
-    back into the parameter at every forward."""
-    return hasattr(parameter, "CB") and hasattr(parameter, "SCB")
+def is_composed(parameter: Any) -> bool:
+    """True for tensors that are made of others, as torchao's quantized weights are."""
+    return not is_distributed(parameter) and is_traceable_wrapper_subclass(parameter)
+
+
+def stays_whole(parameter: Any) -> bool:
+    """True for weights that an engine cannot keep: bitsandbytes' 8-bit ones, whose layer holds the
+    tensor itself, too, and puts it back into the parameter at every forward, and composed ones."""
+    keeps_a_copy = hasattr(parameter, "CB") and hasattr(parameter, "SCB")
+    return keeps_a_copy or is_composed(parameter)
+
+
+def parts_of(tensor: Any) -> Iterator[torch.Tensor]:
+    """The tensors that have memory, of which a composed one is made; else itself."""
+    if not is_composed(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from parts_of(getattr(tensor, name))
 
 
 def stored_shape(shape: torch.Size, dtype: torch.dtype) -> list[int]:

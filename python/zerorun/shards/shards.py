@@ -20,7 +20,7 @@ from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition, own_nbytes
-from zerorun.model.tensors import LocalHook, is_distributed, local_of, place
+from zerorun.model.tensors import LocalHook, is_distributed, local_of, parts_of, place
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.program_warning import logger
@@ -36,7 +36,8 @@ class Policy:
     """The differences between zerorun's own engines and those of the stand-in for DeepSpeed.
 
     - `round_masters`: masters of 16-bit parameters begin at the parameters' rounded values.
-    - `clips_as_torch`: torch.nn.utils.clip_grad_norm_ clips the engine's gradients; else it warns.
+    - `clips_as_torch`: torch.nn.utils.clip_grad_norm_ clips the engine's gradients, and steps of an
+      optimizer that the engine was not given are errors; else both warn.
     - `pickles_objects`: a save pickles values that JSON cannot represent; else it rejects them.
     - `resumes_data`: a load puts the training data loader where it was; else the program does.
     - `optimizer_of`: the class of the engine's optimizer, by its stage; None: ZeroOptimizer.
@@ -150,7 +151,8 @@ class Shards:
             if model is not None:
                 share_buffers(model, ranks.data)
             for parameter, name in layout.outside.items():
-                share(parameter, ranks.data, f"initial values of {name}")
+                for part in parts_of(parameter):
+                    share(part, ranks.data, f"initial values of {name}")
             reference, rounds = _Reference(self), policy.round_masters
             for parameter in Loading(self.core, layout, ranks, device, round_masters=rounds):
                 self._take(parameter, reference)

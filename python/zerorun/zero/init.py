@@ -18,7 +18,7 @@ from zerorun.model.engine_ranks import data_communicator, mesh_of, ranks_of_grou
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.partition import edits_are_refused, partition_of
 from zerorun.model.private_partition import PrivatePartition
-from zerorun.model.tensors import is_distributed, is_packed, keeps_a_copy, local_of
+from zerorun.model.tensors import is_distributed, is_packed, local_of, stays_whole
 from zerorun.process_state import STATE
 from zerorun.program_warning import logger
 from zerorun.zero.gathered import GatheredParameters
@@ -151,8 +151,8 @@ class Init:
 
     def _partition(self, module: nn.Module) -> None:
         for parameter in module.parameters(recurse=False):
-            # bitsandbytes quantizes it when it is moved, which takes all of it, or keeps a copy.
-            raw = getattr(parameter, "bnb_quantized", None) is False or keeps_a_copy(parameter)
+            # bitsandbytes quantizes it when it is moved, which takes all of it.
+            raw = getattr(parameter, "bnb_quantized", None) is False or stays_whole(parameter)
             if parameter.is_meta or partition_of(parameter) is not None or raw:
                 continue
             cast = parameter.dtype in DTYPES.values() and not is_packed(parameter)

@@ -170,6 +170,35 @@ def case_arguments_may_be_any_dataclasses() -> None:
         assert torch.equal(engine(each), expected)
 
 
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    x: torch.Tensor
+    parts: list[OwnInput]
+    index: torch.Tensor
+
+
+class Summing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        assert batch.index.dtype == torch.int64
+        return self.layer(batch.x) + self.layer(batch.parts[0].tokens)
+
+
+def case_inputs_in_dataclasses_are_cast() -> None:
+    """As under FSDP2; the program's own objects stay as they are."""
+    engine = shard(make(Summing), dtype=torch.bfloat16)
+    x = torch.ones(2, WIDTH, device=engine.device)
+    part = OwnInput(x)
+    part.whole = [part]
+    batch = Batch(x, [part], torch.arange(2))
+    assert engine(batch).dtype == torch.bfloat16
+    assert batch.x is x
+    assert part.tokens is x
+
+
 class Conv1D(nn.Sequential):
     """Shares the name and an attribute of transformers' class, which has a weight of its own."""
 

@@ -1,0 +1,82 @@
+"""Steps of an optimizer that no engine was given, with parameters that are an engine's."""
+
+import warnings
+
+import deepspeed
+import pytest
+import torch
+import zerorun
+from torch import nn
+
+from cases.models import *
+
+TEXT = "AdamW.step: its parameters are an engine.s"
+
+
+def values_of(engine: zerorun.ZeroEngine) -> list[torch.Tensor]:
+    return [value for _, value in engine.iter_full_parameters()]
+
+
+def case_a_step_that_would_train_nothing_is_an_error() -> None:
+    """Programs for FSDP2 make the optimizer after they have sharded the model."""
+    for stage in STAGES:
+        model = make()
+        engine = shard(model, stage=stage)
+        before, optimizer = values_of(engine), adamw(model)
+        own_loss(model, 0).backward()
+        with pytest.raises(zerorun.ConfigError, match=TEXT):
+            optimizer.step()
+        assert all(map(torch.equal, before, values_of(engine)))
+
+
+def case_within_backward_it_is_an_error_before_ranks_part() -> None:
+    """There the gradient is that of one rank."""
+    for stage in STAGES:
+        model = make()
+        engine = shard(model, stage=stage, optimizer=adamw(model))
+        before, last = values_of(engine), [*model.parameters()][-1]
+        other = torch.optim.AdamW([last], lr=1e-2)
+        last.register_post_accumulate_grad_hook(lambda _: other.step())
+        with pytest.raises(zerorun.ConfigError, match=TEXT):
+            own_loss(model, 0).backward()
+        assert all(map(torch.equal, before, values_of(engine)))
+
+
+def case_what_trains_something_steps_on() -> None:
+    """The engine's own optimizers, parameters that are no engine's, and those that an engine has
+    left."""
+    model, head = make(), nn.Linear(3, 3)
+    engine = shard(model, stage=2, optimizer=adamw(model))
+    both = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    before = head.weight.detach().clone()
+    (own_loss(model, 0) + head(torch.ones(3)).sum()).backward()
+    with warnings.catch_warnings(action="error"):
+        both.step()
+        engine.optimizer.step()
+    assert not torch.equal(head.weight, before)
+    engine.destroy()
+    whole_loss(model, 0).backward()
+    with warnings.catch_warnings(action="error"):
+        both.step()
+
+
+def case_deepspeed_scripts_are_warned() -> None:
+    for stage in (1, 3):
+        model = make()
+        made = deepspeed.initialize(model=model, optimizer=adamw(model), config=config(stage))
+        engine = kept(made)[0]
+        other = adamw(model)
+        engine.backward(own_loss(engine, 0))
+        with pytest.warns(UserWarning, match="AdamW.step changes nothing"):
+            other.step()
+        with warnings.catch_warnings(action="error"):
+            engine.step()
+
+
+def case_engines_of_deepspeed_scripts_without_an_optimizer_leave_each_rank_its_gradients() -> None:
+    for stage in range(4):
+        model = make()
+        engine = kept(deepspeed.initialize(model=model, config=config(stage)))[0]
+        engine.backward(own_loss(engine, 0))
+        with pytest.raises(zerorun.ConfigError, match=TEXT):
+            adamw(model).step()
