@@ -1,82 +1,15 @@
 """Stage 3: modules that hand out their parameters, unusual results, and graphs of gradients."""
 
 import copy
-import dataclasses
 import functools
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-import zerorun
-from tied_model import VOCABULARY, Block
+from tied_model import VOCABULARY
 from torch import nn
 
 from cases.models import *
-
-WIDTH = 32
-
-
-def check(kind: type[nn.Module], steps: int = 5) -> None:
-    """Losses and parameters are those of torch in one process."""
-    expected, plain = reference(kind=kind, steps=steps)
-    model, engine = started(bare_config(), kind)
-    assert_close(train(engine, steps), expected)
-    assert_values(model, plain)
-    assert all(parameter.numel() == 0 for parameter in model.parameters())
-
-
-# A weight that a module hands out beside what it computes, and what becomes of both.
-Way = tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]
-WAYS: dict[str, Way] = {
-    "as it is": (lambda x, weight: weight, lambda x, given: (x, given)),
-    "a view": (lambda x, weight: weight.view(-1).view(VOCABULARY, WIDTH), lambda *both: both),
-    "in a list": (
-        lambda x, weight: [{"weight": weight.t()}, x],
-        lambda _, given: (given[1], given[0]["weight"].t()),
-    ),
-    "in an object": (
-        lambda x, weight: SimpleNamespace(parts={"x": x}, weight=weight.t()),
-        lambda _, given: (given.parts["x"], given.weight.t()),
-    ),
-}
-
-
-class Giver(nn.Module):
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH) * 0.1)
-        self.give, self.take = WAYS[way]
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.give(x, self.weight)
-
-
-class Taker(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.linear(torch.tanh(self.up(x)), weight)
-
-
-class Handing(nn.Module):
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.giver = Giver(way)
-        self.taker = Taker()
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        return self.taker(*self.giver.take(x, self.giver(x)))
-
-
-def case_a_module_returns_its_parameter_or_a_view_of_it() -> None:
-    for way in WAYS:
-        check(functools.partial(Handing, way))
+from cases.random_modules import WAYS, WIDTH, Giver, Taker
 
 
 def case_what_a_model_returns_of_its_parameters_stays() -> None:
@@ -95,79 +28,8 @@ def case_what_a_model_returns_of_its_parameters_stays() -> None:
         (plain * plain).sum().backward()
         nn.utils.clip_grad_norm_([plain], 1.0)
         torch.optim.AdamW([plain], lr=1e-2, weight_decay=0.1).step()
-        value = zerorun.zero.safe_get_full_fp32_param(giver.weight)
+        value = safe_get_full_fp32_param(giver.weight)
         torch.testing.assert_close(value.cpu(), plain.detach())
-
-
-class Slotted:
-    __slots__ = ("hidden",)
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.hidden = hidden
-
-
-KINDS: tuple[tuple[Callable[[Any], Any], Callable[[Any], torch.Tensor]], ...] = (
-    (Slotted, lambda result: result.hidden),
-    (lambda x: [Slotted(x)], lambda result: result[0].hidden),
-    (lambda x: lambda: x, lambda result: result()),
-)
-
-
-class Wrapping(Block):
-    def __init__(self, wrap: Callable[[Any], Any]) -> None:
-        super().__init__(WIDTH)
-        self.wrap = wrap
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.wrap(super().forward(x))
-
-
-class HiddenResult(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Wrapping(wrap) for wrap, _ in KINDS)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block, (_, unwrap) in zip(self.blocks, KINDS, strict=True):
-            x = unwrap(block(x))
-        return self.head(x)
-
-
-def case_results_may_be_any_objects() -> None:
-    check(HiddenResult)
-
-
-@dataclasses.dataclass(slots=True)
-class SlottedInput:
-    tokens: torch.Tensor
-
-
-@dataclasses.dataclass
-class OwnInput:
-    """Contains itself."""
-
-    tokens: torch.Tensor
-    whole: Any = None
-
-
-class Unpacking(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, given: Any) -> torch.Tensor:
-        return self.up(given.tokens)
-
-
-def case_arguments_may_be_any_dataclasses() -> None:
-    _, engine = started(bare_config(), lambda: nn.Sequential(Unpacking(), nn.Linear(WIDTH, WIDTH)))
-    x = torch.ones(2, WIDTH, device=engine.device)
-    expected = engine(OwnInput(x))
-    given = OwnInput(x)
-    given.whole = [given]
-    for each in (SlottedInput(x), given):
-        assert torch.equal(engine(each), expected)
 
 
 class Conv1D(nn.Sequential):
@@ -250,13 +112,12 @@ def case_a_leaf_module_is_gathered_as_a_whole() -> None:
     for given, is_whole in (
         ({}, False),
         ({"classes": ["Mixture"]}, True),
+        ({"classes": "Mixture"}, True),
         ({"classes": [f"{Mixture.__module__}.Mixture"]}, True),
         ({"classes": [], "names": ["blocks.0.1", "blocks.1.1"]}, True),
-        ({"name_suffixes": [".1"]}, True),
+        ({"name_suffixes": ".1"}, True),
     ):
-        settings = bare_config()
-        settings["zero_optimization"]["leaf_module"] = given
-        model, engine = started(settings, Mixed)
+        model, engine = started(bare_config({"leaf_module": given}), Mixed)
         names = {unit.name for unit in engine._layout.units}
         assert ("blocks.0.1.experts.2" in names) != is_whole
         assert ("blocks.0.1" in names) == is_whole
@@ -267,8 +128,7 @@ def case_a_leaf_module_is_gathered_as_a_whole() -> None:
 def case_leaf_modules_that_are_not_there() -> None:
     model = make(Mixed)
     for key, name in (("names", "layers.7"), ("name_suffixes", "block_sparse")):
-        settings = bare_config()
-        settings["zero_optimization"]["leaf_module"] = {key: [name]}
+        settings = bare_config({"leaf_module": {key: [name]}})
         text = f"/zero_optimization/leaf_module/{key}: the model has no module for {name}"
         refuses(text, initialize, model, adamw(model), config=settings)
 
@@ -298,7 +158,7 @@ class Coder(nn.Module):
 
 def _gather_in_methods(model: nn.Module) -> None:
     for name in ("encode", "decode"):
-        zerorun.zero.register_forward_method(model, name)
+        register_forward_method(model, name)
 
 
 def case_registered_methods_gather_as_forward_does() -> None:
@@ -324,4 +184,4 @@ def case_registered_methods_gather_as_forward_does() -> None:
         assert copy.deepcopy(model).encode(tokens).shape == (*tokens.shape, WIDTH)
         engine.destroy()
     text = "expected a module and the name of a method of it"
-    refuses(text, zerorun.zero.register_forward_method, model, "scale")
+    refuses(text, register_forward_method, model, "scale")
