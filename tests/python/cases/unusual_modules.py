@@ -103,7 +103,7 @@ class Mixture(nn.Module):
 
 class Mixed(Model):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(width=WIDTH)
         self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), Mixture()) for _ in range(2))
 
 
