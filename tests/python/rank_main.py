@@ -24,7 +24,10 @@ def run(name: str, folder: Path, cases: list[str]) -> None:
     for case in cases or cases_in(name):
         try:
             function = getattr(module, case)
-            function(*[folder / case][: function.__code__.co_argcount])
+            own = [folder / case][: function.__code__.co_argcount]
+            for each in own:
+                each.mkdir(parents=True, exist_ok=True)
+            function(*own)
             end_engines()
             results[case] = "passed"
         except BaseException:

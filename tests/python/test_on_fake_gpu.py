@@ -20,10 +20,8 @@ CASES = {
     "training": [
         "case_all_stages_equal_torch_and_each_other",
         "case_reentrant_checkpointing_of_a_shared_block",
-        "case_a_parameter_that_another_module_reads",
         "case_frozen_parameters_have_no_gradient_or_optimizer_bytes",
     ],
-    "accumulation": ["case_two_halves_are_the_batch_by_each_way"],
     "optimizers": ["case_optimizers_of_torchs_run_on_shards"],
     "zero": [
         "case_only_the_modifiers_changes_are_kept",

@@ -7,10 +7,25 @@ parameters, gradients and optimizer states at any stage. All of these are as in 
 and ``deepspeed.utils``.
 """
 
-# ruff: noqa: F403, F405 - __all__ says which names are there
-
 from zerorun.hooks.shared_unit import register_external_parameter, unregister_external_parameter
-from zerorun.zero.gathered import *
+from zerorun.zero.gathered import (
+    GatheredParameters,
+    ZeroParamStatus,
+    full_tensor,
+    register_forward_method,
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_get_local_grad,
+    safe_get_local_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_grad,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_grad,
+    safe_set_local_optimizer_state,
+)
 from zerorun.zero.init import Init
 
 __all__ = [

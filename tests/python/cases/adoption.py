@@ -92,11 +92,6 @@ def case_methods_and_attributes_of_the_program_stay() -> None:
     assert model.blocks[0]._device_mesh == model._tp_size == "the program's"
 
 
-def memory(field: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split(f"{field}:")[1].split()[0]) * 1024
-
-
 def case_ranks_wait_for_each_other_as_long_as_the_program_says() -> None:
     with mock.patch.object(communicator, "world", wraps=communicator.world) as world:
         shard(sharded(make(), mesh()), timeout=20.0)
@@ -109,15 +104,14 @@ def case_no_rank_holds_a_full_copy() -> None:
     layers, one = 8, 16 << 20  # bytes
     adopt(sharded_layers(1, 64), None, None, None, 3)
     model = sharded_layers(layers, 2048)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-    before = memory("VmRSS")
+    before = memory_of_process("VmRSS")
     adopt(model, None, None, None, 3)
-    assert memory("VmHWM") - before < 3 * one < layers * one / WORLD_SIZE
+    assert memory_of_process("VmHWM") - before < 3 * one < layers * one / WORLD_SIZE
     # PyTorch's thread for gloo lets go of the last call's buffers after it has said it is done.
     deadline = time.monotonic() + 10
-    while memory("VmRSS") - before >= one and time.monotonic() < deadline:
+    while memory_of_process("VmRSS") - before >= one and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert memory("VmRSS") - before < one
+    assert memory_of_process("VmRSS") - before < one
     shard(model, stage=3).destroy()
 
 

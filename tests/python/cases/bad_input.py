@@ -149,13 +149,10 @@ def case_a_module_of_torch_jit_takes_no_hooks() -> None:
 
 def case_values_that_are_replaced_by_others_of_another_kind() -> None:
     for stage, values in itertools.product(range(4), (torch.ones(32).bfloat16(), torch.ones(33))):
-        settings = config(stage)
-        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 100
-        model, engine = started(settings)
+        model, engine = started(config(stage, {"stage3_param_persistence_threshold": 100}))
         model.blocks[1].norm.weight.data = values
         text = "parameter blocks.1.norm.weight: its .data was replaced after initialize: got "
         refuses(text, engine.step)
-        engine.destroy()
 
 
 AdamW = functools.partial(torch.optim.AdamW, lr=1e-2)

@@ -21,7 +21,7 @@ def engine_at(
 
 def momentum_of(engine: zerorun.ZeroEngine) -> torch.Tensor:
     weight = engine.module.blocks[0].up.weight
-    return zerorun.zero.safe_get_full_optimizer_state(weight, "momentum_buffer")
+    return safe_get_full_optimizer_state(weight, "momentum_buffer")
 
 
 def case_any_stage_continues_what_any_other_saved(folder: Path) -> None:
@@ -57,7 +57,7 @@ def case_tags_and_latest(folder: Path) -> None:
     engine.load_checkpoint(folder, "pytorch_model")
     assert engine.global_steps == 2
     engine.load_checkpoint(folder, "epoch_1.pth", load_optimizer_states=False)
-    moments = zerorun.zero.safe_get_full_optimizer_state(engine.module.embedding.weight, "exp_avg")
+    moments = safe_get_full_optimizer_state(engine.module.embedding.weight, "exp_avg")
     assert not moments.any()
 
 
@@ -74,7 +74,6 @@ def case_a_load_that_is_not_strict_takes_what_both_have(folder: Path) -> None:
         train(engine, 2)
         engine.save_checkpoint(path)
         saved = engine.module.blocks[1].up.weight.detach().clone()
-        engine.destroy()
         other = engine_at(2, make_optimizer, seed=1, kind=lambda: Model(depth=4))
         extra = other.module.blocks[3].up.weight.detach().clone()
         refuses_to_load(other, path, "blocks.3")
@@ -133,7 +132,6 @@ def case_frozen_parameters_may_be_left_out(folder: Path) -> None:
         engine.save_checkpoint(path, "whole")
         engine.save_checkpoint(path, "adapter", exclude_frozen_parameters=True)
         expected = losses + train(engine, 2, first=3)
-        engine.destroy()
         whole, adapter = (
             sum(file.stat().st_size for file in (path / tag).iterdir())
             for tag in ("whole", "adapter")
@@ -194,15 +192,12 @@ def case_another_optimizers_states_are_refused(folder: Path) -> None:
 def case_one_element_with_its_own_state(folder: Path) -> None:
     """A step count is not the state of an element, however few elements there are."""
 
-    class Scaled(Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
+    def scaled() -> nn.Module:
+        model = Scaled()
+        model.scale = nn.Parameter(torch.ones(1))
+        return model
 
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return super().forward(tokens) * self.scale
-
-    engine = engine_at(2, lambda model: torch.optim.NAdam(model.parameters()), kind=Scaled)
+    engine = engine_at(2, lambda model: torch.optim.NAdam(model.parameters()), kind=scaled)
     losses = train(engine, 2)
     engine.save_checkpoint(folder)
     expected = losses + train(engine, 2, first=2)
@@ -216,7 +211,6 @@ def case_one_element_with_its_own_state(folder: Path) -> None:
 def case_a_save_that_one_rank_cannot_make_fails_on_all(folder: Path) -> None:
     file = folder / "file"
     if RANK == 0:
-        folder.mkdir(exist_ok=True)
         file.write_text("")
     for make_optimizer in (adamw, sgd):
         engine = engine_at(2, make_optimizer)

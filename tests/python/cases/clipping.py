@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import zerorun
 from torch import nn
 from zerorun.shards import clipping
 
@@ -22,7 +21,7 @@ def blocks_of(model: nn.Module) -> Iterable[nn.Parameter]:
 
 
 def gradients_of(model: nn.Module) -> list[torch.Tensor]:
-    return [zerorun.zero.safe_get_full_grad(p) for p in model.parameters()]
+    return [safe_get_full_grad(p) for p in model.parameters()]
 
 
 def trained(
@@ -102,9 +101,8 @@ def case_other_dtypes_and_places_are_clipped_too() -> None:
         ({}, {"offload_optimizer": {"device": "cpu"}}),
     ):
         for stage in STAGES:
-            settings = config(stage, **keys, gradient_clipping=0.0)
-            settings["zero_optimization"] |= offload if stage > 0 else {}
-            model, engine = started(settings)
+            zero = offload if stage > 0 else {}
+            model, engine = started(config(stage, zero, **keys, gradient_clipping=0.0))
             backward(engine)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             assert norm.item() == pytest.approx(expected, rel=2e-2)
@@ -144,7 +142,7 @@ def case_what_is_not_finite_is_left_to_the_step() -> None:
             (torch.nan, utils.clip_grad_value_),
         ):
             backward(engine)
-            zerorun.zero.safe_set_full_grad(model.head.weight, torch.full(shape, value))
+            safe_set_full_grad(model.head.weight, torch.full(shape, value))
             if clip is utils.clip_grad_norm_:
                 given = {"max_norm": 1.0, "error_if_nonfinite": True}
                 raises(RuntimeError, "error_if_nonfinite", clip, model.parameters(), **given)
@@ -206,4 +204,4 @@ def case_what_is_no_engines_is_torchs() -> None:
     refuses("once for each", clip, [other, *model.parameters()], 1.0)
     torch.nn.utils.clip_grad_value_([other, *model.parameters()], 1e-3)  # each where it is
     torch.testing.assert_close(other.grad, torch.full((4,), 1e-3))
-    assert zerorun.zero.safe_get_full_grad(model.head.weight).abs().max().item() <= 1.001e-3
+    assert safe_get_full_grad(model.head.weight).abs().max().item() <= 1.001e-3

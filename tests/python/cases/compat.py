@@ -87,7 +87,6 @@ def case_config_comes_from_one_place() -> None:
 
 
 def case_a_file_means_what_its_content_means(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
     file = folder / f"ds_config{RANK}.json"
     settings = config(2, someone_elses={"url": "a // b, /* c */ ]"}, steps_per_print=float("inf"))
     plain = json.dumps(settings)

@@ -11,7 +11,6 @@ import deepspeed
 import torch
 import zerorun
 from deepspeed.checkpoint import UNIVERSAL_CHECKPOINT_INFO, ds_to_universal
-from deepspeed.utils import safe_get_full_fp32_param
 
 from cases.compat import begin, start
 from cases.models import *
@@ -69,37 +68,11 @@ def case_programs_derive_sections_that_are_pydantics_models() -> None:
     raises(AssertionError, "together", Renamed, before="x", after=[])
 
 
-def case_schedules_take_rates_of_groups_and_tell_their_shape() -> None:
-    schedules = deepspeed.runtime.lr_schedules
-
-    def groups(*rates: float) -> torch.optim.Optimizer:
-        made = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
-        return torch.optim.Adam(made)
-
-    warmup = schedules.WarmupLR(groups(0.5, 0.25), warmup_num_steps=4)
-    assert (warmup.max_lrs, warmup.get_last_lr()) == ([0.5, 0.25], [0, 0])
-    warmup.step(4)
-    assert warmup.get_lr() == [0.5, 0.25]
-    decay = schedules.WarmupDecayLR(groups(0.5), total_num_steps=9, warmup_num_steps=3)
-    assert decay.max_lrs == [0.001]
-    cosine = schedules.WarmupCosineLR(groups(0.5), total_num_steps=9, warmup_num_steps=3)
-    assert cosine.get_last_lr() == [0]
-    raises(ValueError, "warmup_num_steps", lambda: schedules.WarmupLR(groups(1), 0, 1, None))
-    cycle = schedules.OneCycle(groups(0.5), 0.1, 0.2, cycle_first_step_size=6)
-    assert (cycle.second_step_size, cycle.total_size, cycle.step_ratio) == (6, 12, 0.5)
-    assert (cycle.skip_lr_decay, cycle.skip_mom_decay) == (True, True)
-    steps = {"cycle_first_step_size": 3, "cycle_second_step_size": 1, "cycle_first_stair_count": 2}
-    steps |= {"decay_step_size": 5, "decay_lr_rate": 0.1}
-    decaying = schedules.OneCycle(groups(0.5), 0.1, 0.2, **steps)
-    assert (decaying.total_size, decaying.step_ratio, decaying.second_stair_count) == (4, 0.75, 2)
-    assert (decaying.skip_lr_decay, decaying.skip_mom_decay) == (False, True)
-
-
 def case_masters_and_states_have_their_names_and_dtypes() -> None:
     engine, optimizer, *_ = start(0, **BF16)
     train(engine, 2)
     (flat,), (whole,) = optimizer.fp32_groups_flat, optimizer.fp32_groups
-    masters = [safe_get_full_fp32_param(p) for p in engine.module.parameters()]
+    masters = [deepspeed.utils.safe_get_full_fp32_param(p) for p in engine.module.parameters()]
     assert_same(list(whole), masters)
     assert_same(flat, torch.cat([master.flatten() for master in masters]))
     for stage, section in ((0, {}), (1, BF16)):

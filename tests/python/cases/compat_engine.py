@@ -11,7 +11,7 @@ import deepspeed
 import torch
 import zerorun
 
-from cases.compat import begin, start
+from cases.compat import start
 from cases.models import *
 
 
@@ -108,19 +108,6 @@ def case_queries() -> None:
     assert engine.dist_backend == torch.distributed.get_backend()
     for name, text in (("_get_norm_groups", "get_global_grad_norm()"), ("fp32_partitions", "safe")):
         raises(AttributeError, text, getattr, optimizer, name)
-
-
-def case_a_loader_of_this_ranks_part() -> None:
-    data = torch.arange(16).view(16, 1)
-    engine, _, loader, _ = begin(
-        model=make(), config=config(0), training_data=data, model_parameters=[]
-    )
-    assert loader is engine.training_dataloader
-    loader.sampler.set_epoch(1)
-    seen = torch.cat(list(loader)).flatten()
-    assert len(seen) == 16 // WORLD_SIZE
-    repeated = iter(deepspeed.utils.RepeatingLoader(loader))
-    assert sum(len(next(repeated)) for _ in range(2 * len(loader))) == 2 * len(seen)
 
 
 def run_script(*command: object) -> None:
@@ -220,46 +207,6 @@ def case_setting_what_is_not_there_is_an_error() -> None:
         text = "gradients are there between backward and step"
         refuses(text, utils.safe_set_full_grad, weight, before)
         assert torch.equal(utils.safe_get_full_fp32_param(weight), before)
-
-
-def case_schedules_take_all_arguments_of_deepspeed() -> None:
-    schedules, plain = deepspeed.runtime.lr_schedules, make()
-
-    def optimizer() -> torch.optim.Optimizer:
-        return torch.optim.AdamW(plain.parameters(), lr=0.3)
-
-    given = (0.0, 0.1, 10, "linear")
-    whole = schedules.WarmupLR(optimizer(), *given)
-    for _ in range(6):
-        whole.step()
-    resumed = schedules.WarmupLR(optimizer(), *given, 5)
-    for _ in range(6):
-        assert resumed.optimizer.param_groups[0]["lr"] == whole.get_last_lr()[0] < 0.3
-        assert resumed.last_batch_iteration == whole.last_batch_iteration
-        whole.step()
-        resumed.step()
-    cycle = schedules.OneCycle(optimizer(), 0.01, 0.1, 0.0, 4)
-    for _ in range(4):
-        cycle.step()
-    assert abs(cycle.get_last_lr()[0] - 0.1) < 1e-9  # the top, after cycle_first_step_size
-    raises(TypeError, "at most 5", schedules.WarmupLR, optimizer(), *given, 5, 6)
-    text = "multiple values"
-    raises(TypeError, text, schedules.WarmupLR, optimizer(), 0.0, warmup_min_lr=0.0)
-
-
-def case_the_programs_optimizer_goes_first() -> None:
-    expected, _ = reference(steps=4)
-    settings = config(2, optimizer={"type": "SGD", "params": {"lr": 1.0}})
-    model = make()
-
-    def make_adamw(params: object) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1)
-
-    for given in (adamw(model), make_adamw):
-        engine, *_ = begin(model=model, optimizer=given, config=settings)
-        assert_close(train(engine, 4), expected)
-        assert engine.config["optimizer"]["type"] == "SGD"
-        model = make()
 
 
 def case_masters_take_what_a_script_has_loaded_into_the_module() -> None:

@@ -203,11 +203,19 @@ def case_a_gradient_without_a_backward_is_the_steps() -> None:
     assert engine.global_steps == 0
 
 
+def made(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+
 def case_stage_0_returns_the_optimizer_that_was_given() -> None:
+    """Before that of the configuration."""
     expected, _ = reference(steps=3)
-    for stage in (0, 1):
+    settings = {"type": "SGD", "params": {"lr": 1.0}}
+    for stage, make_optimizer in itertools.product((0, 1), (adamw, lambda _: made)):
         model = make()
-        engine, optimizer, *_ = begin(model=model, optimizer=adamw(model), config=config(stage))
+        given = {"optimizer": make_optimizer(model), "config": config(stage, optimizer=settings)}
+        engine, optimizer, *_ = begin(model=model, **given)
+        assert engine.config["optimizer"] == settings
         assert (type(optimizer) is torch.optim.AdamW) == (stage == 0)
         losses = []
         for step in range(3):

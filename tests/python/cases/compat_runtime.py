@@ -161,7 +161,6 @@ def case_files_that_name_a_loss_scaler_are_read(folder: Path) -> None:
     """Its class is a placeholder, which torch.load takes; a subclass says what it says."""
     kept = LossScaler.__new__(LossScaler)
     kept.cur_scale = 8.0
-    folder.mkdir(parents=True, exist_ok=True)
     torch.save({"scaler": kept}, folder / f"{RANK}.pt")
     with torch.serialization.safe_globals([LossScaler]):
         assert torch.load(folder / f"{RANK}.pt")["scaler"].cur_scale == 8.0
@@ -229,7 +228,6 @@ def case_unknown_keys_are_ignored_where_deepspeed_reads_by_name() -> None:
 
 
 def case_the_engine_has_the_profile_that_was_asked_for(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     asked = {"enabled": True, "profile_step": 1, "output_file": str(folder / f"{RANK}.txt")}
     engine, *_ = start(1, flops_profiler=asked)
     train(engine, 3)
@@ -263,7 +261,7 @@ class Calls(torch.nn.Module):
 def case_flops_are_those_of_the_formulas(folder: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     macs = 3 * (8 * 16 + 16 * 4)
-    path = folder / "profile.txt"
+    path = folder / "new" / "profile.txt"
     found = get_model_profile(model, (3, 8), as_string=False, output_file=str(path))
     assert found == (2 * macs + 3 * 16, macs, 8 * 16 + 16 + 16 * 4 + 4)
     assert "(2): Linear = 68, 32.08% Params, 192 MACs, 33.33% MACs" in path.read_text()

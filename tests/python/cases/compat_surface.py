@@ -57,17 +57,59 @@ def case_schedules_have_deepspeeds_classes_and_attributes() -> None:
     train(engine, 2)
     assert engine.get_lr() == scheduler.get_last_lr() == [0.01 * 1 / 4]
     raises(AttributeError, "step_size", lambda: scheduler.step_size)
-    cosine = schedules.WarmupCosineLR(torch.optim.SGD(make().parameters(), lr=0.5), 10, 0.0, 4)
-    assert cosine.get_lr_ratio() == 0.0
+
+
+def case_schedules_take_deepspeeds_arguments_and_tell_their_shape() -> None:
+    schedules = deepspeed.runtime.lr_schedules
+
+    def groups(*rates: float) -> torch.optim.Optimizer:
+        made = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
+        return torch.optim.AdamW(made)
+
+    warmup = schedules.WarmupLR(groups(0.5, 0.25), warmup_num_steps=4)
+    assert (warmup.max_lrs, warmup.get_last_lr()) == ([0.5, 0.25], [0, 0])
+    warmup.step(4)
+    assert warmup.get_lr() == [0.5, 0.25]
+    decay = schedules.WarmupDecayLR(groups(0.5), total_num_steps=9, warmup_num_steps=3)
+    assert decay.max_lrs == [0.001]
+    cosine = schedules.WarmupCosineLR(groups(0.5), 10, 0.0, 4)
+    assert (cosine.get_lr_ratio(), cosine.get_last_lr()) == (0.0, [0])
     cosine.step(8)
     assert abs(cosine.get_lr_ratio() - cosine.get_last_lr()[0] / 0.5) < 1e-12
-    cycle = schedules.OneCycle(adamw(make()), 0.01, 0.1, cycle_min_mom=0.8, cycle_max_mom=0.9)
+    raises(ValueError, "warmup_num_steps", lambda: schedules.WarmupLR(groups(1), 0, 1, None))
+    given = (0.0, 0.1, 10, "linear")
+    whole = schedules.WarmupLR(groups(0.3), *given)
+    for _ in range(6):
+        whole.step()
+    resumed = schedules.WarmupLR(groups(0.3), *given, 5)
+    for _ in range(6):
+        assert resumed.optimizer.param_groups[0]["lr"] == whole.get_last_lr()[0] < 0.3
+        assert resumed.last_batch_iteration == whole.last_batch_iteration
+        whole.step()
+        resumed.step()
+    raises(TypeError, "at most 5", schedules.WarmupLR, groups(0.3), *given, 5, 6)
+    text = "multiple values"
+    raises(TypeError, text, schedules.WarmupLR, groups(0.3), 0.0, warmup_min_lr=0.0)
+
+
+def case_cycles_take_deepspeeds_arguments_and_tell_their_shape() -> None:
+    cycles = deepspeed.runtime.lr_schedules.OneCycle
+    cycle = cycles(adamw(make()), 0.01, 0.1, 0.0, 4, cycle_min_mom=0.8, cycle_max_mom=0.9)
     assert (cycle.min_lrs, cycle.max_lrs) == ([0.01], [0.1])
+    assert (cycle.second_step_size, cycle.total_size, cycle.step_ratio) == (4, 8, 0.5)
+    assert (cycle.skip_lr_decay, cycle.skip_mom_decay) == (True, True)
     assert cycle.get_mom() == [(0.9, 0.99)]
     assert cycle.optimizer.param_groups[0]["betas"] == (0.8, 0.99)
-    cycle.step()
+    for _ in range(4):
+        cycle.step()
     assert cycle.get_mom()[0][0] == cycle.optimizer.param_groups[0]["betas"][0]
-    assert schedules.OneCycle(adamw(make()), 0.01, 0.1, cycle_momentum=False).get_mom() is None
+    assert abs(cycle.get_last_lr()[0] - 0.1) < 1e-9  # the top, after cycle_first_step_size
+    steps = {"cycle_first_step_size": 3, "cycle_second_step_size": 1, "cycle_first_stair_count": 2}
+    steps |= {"decay_step_size": 5, "decay_lr_rate": 0.1, "cycle_momentum": False}
+    decaying = cycles(adamw(make()), 0.1, 0.2, **steps)
+    assert (decaying.total_size, decaying.step_ratio, decaying.second_stair_count) == (4, 0.75, 2)
+    assert (decaying.skip_lr_decay, decaying.skip_mom_decay) == (False, True)
+    assert decaying.get_mom() is None
 
 
 def case_fused_optimizers_take_arguments_by_place() -> None:
@@ -133,6 +175,14 @@ def case_loaders_of_routes_and_samplers() -> None:
     mine.load_state_dict(mine.state_dict() | {"samples": 4 * WORLD_SIZE})
     assert next(mine) == 4 + 5 + 6 + 7
     assert isinstance(mine, deepspeed.runtime.dataloader.DataLoader)
+    given = {"config": config(0), "training_data": data, "model_parameters": []}
+    other, _, loader, _ = begin(model=make(), **given)
+    assert loader is other.training_dataloader
+    loader.sampler.set_epoch(1)
+    seen = sum(map(len, loader))
+    assert seen == 18 // WORLD_SIZE
+    repeated = iter(deepspeed.utils.RepeatingLoader(loader))
+    assert sum(len(next(repeated)) for _ in range(2 * len(loader))) == 2 * seen
     raises(ValueError, "route", engine.deepspeed_io, data, route="test")
     raises(ValueError, "Dataset", engine.deepspeed_io, iter([1]))
 
@@ -246,7 +296,6 @@ def case_metrics_and_monitors_by_deepspeeds_names(folder: Path) -> None:
         found = deepspeed.comm.log_summary(return_dict=True)
     assert found["summary"]["reduce_scatter"]
     assert ("Flops Profile" in text.getvalue()) == (RANK == 0)
-    engine.destroy()
     given = get_monitor_config(sections)
     assert (given.enabled, given.wandb.enabled) == (True, False)
     monitors = DeepSpeedMaster(given)

@@ -81,7 +81,6 @@ def case_gradients_are_updated_together() -> None:
 
 def case_lists_of_hosts_are_read_as_by_the_launcher(folder: Path) -> None:
     runner = deepspeed.launcher.runner
-    folder.mkdir(exist_ok=True)
     path = folder / f"hosts{RANK}"
     path.write_text("# ours\nworker-0 slots=4\n\nworker-1 slots=2\n")
     pool = runner.fetch_hostfile(str(path))
@@ -126,7 +125,6 @@ def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
     raises(ValueError, "loud", log.set_log_level_from_string, "loud")
     assert log.get_dist_msg("here", [RANK]) == f"[Rank {RANK}] here"
     assert log.get_dist_msg("here", [RANK + 1]) is None
-    folder.mkdir(exist_ok=True)
     log.print_json_dist({"loss": 1}, [-1], str(folder / f"message{RANK}"))
     assert json.loads((folder / f"message{RANK}").read_text()) == {"loss": 1, "rank": RANK}
     timers = deepspeed.utils.timer.SynchronizedWallClockTimer()

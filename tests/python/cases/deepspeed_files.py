@@ -83,7 +83,7 @@ def case_states_without_a_count_have_the_steps_of_the_training(folder: Path) -> 
     assert engine.global_steps == 5
     assert [group["lr"] for group in engine.optimizer.param_groups] == [0.25, 0.25]
     weight = engine.module.first.weight
-    momentum = zerorun.zero.safe_get_full_optimizer_state(weight, "momentum_buffer")
+    momentum = safe_get_full_optimizer_state(weight, "momentum_buffer")
     assert torch.equal(momentum, saved.first.weight.detach() * 2)
 
 

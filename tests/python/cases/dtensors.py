@@ -72,10 +72,10 @@ def case_a_parallel_model_trains_like_the_whole_one() -> None:
                 assert torch.equal(engine.state_dict()[name].full_tensor(), full[name])
             torch.testing.assert_close(full[name], whole.state_dict()[name], rtol=1e-4, atol=1e-5)
         weight = engine.module.blocks[0].up.weight
-        master = zerorun.zero.safe_get_full_fp32_param(weight)
+        master = safe_get_full_fp32_param(weight)
         assert torch.equal(master.full_tensor(), full["blocks.0.up.weight"])
-        zerorun.zero.safe_set_full_fp32_param(weight, torch.zeros_like(master))
-        with zerorun.zero.GatheredParameters(weight):
+        safe_set_full_fp32_param(weight, torch.zeros_like(master))
+        with GatheredParameters(weight):
             assert weight.full_tensor().abs().max().item() == 0
         engine.destroy()
         assert isinstance(weight, DTensor)
@@ -114,7 +114,7 @@ def case_state_dicts_of_torch_have_dtensors() -> None:
     expected, weight = state["blocks.0.up.weight"].full_tensor(), model.blocks[0].up.weight
     train(engine, 1)
     state_dict.set_model_state_dict(model, state)
-    for found in (weight, zerorun.zero.safe_get_full_fp32_param(weight)):
+    for found in (weight, safe_get_full_fp32_param(weight)):
         assert torch.equal(found.full_tensor(), expected)
     refuses("under one name", state_dict.get_optimizer_state_dict, model, engine.optimizer)
 

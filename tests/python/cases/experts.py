@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import zerorun
 from torch import nn
 from zerorun import consolidate, experts
 
+from cases import models
 from cases.compat_groups import EXPERTS, ROWS, WIDTH, Mixture
 from cases.models import *
 from cases.parts import adamw, config, random_rows, squared_errors, train_whole, trainer
@@ -28,8 +28,7 @@ def experts_of(model: nn.Module) -> nn.ModuleList:
     return model.moe.deepspeed_moe.experts.deepspeed_experts
 
 
-data_of = random_rows(700, ROWS, WIDTH)
-whole_loss, own_loss = squared_errors(data_of)
+whole_loss, own_loss = squared_errors(random_rows(700, ROWS, WIDTH))
 train = trainer(own_loss, STEPS)
 
 
@@ -85,7 +84,6 @@ def case_a_checkpoint_goes_to_another_number_of_ranks(folder: Path) -> None:
     engine.save_checkpoint(folder)
     expected = train(engine, 3, first=2)
     refuses("experts are on different", engine.full_state_dict)
-    engine.destroy()
     found, whole = (
         {name: value.shape for name, value in state.items()}
         for state in (consolidate.fp32_state_dict(folder), Mixture(1, k=1).state_dict())
@@ -98,31 +96,16 @@ def case_a_checkpoint_goes_to_another_number_of_ranks(folder: Path) -> None:
 
 
 def case_a_torch_optimizer_and_accumulation_know_of_experts(folder: Path) -> None:
-    def sgd(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    def both(model: nn.Module, step: int) -> torch.Tensor:
+        return (whole_loss(model, 2 * step) + whole_loss(model, 2 * step + 1)) / 2
 
-    model = Mixture(1, k=1)
-    optimizer, expected = sgd(model), []
-    for step in range(4):
-        optimizer.zero_grad()
-        x, y = (part.unflatten(0, (WORLD_SIZE, 2, -1)) for part in data_of(step))
-        for half in range(2):
-            loss = F.mse_loss(model(x[:, half].flatten(0, 1)), y[:, half].flatten(0, 1))
-            (loss / 2).backward()
-            expected.append(loss.item())
-        optimizer.step()
+    expected, _ = reference(sgd, lambda: Mixture(1, k=1), 4, math.inf, both)
     keys = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.0}
     for stage in (1, 3):
-        settings = config(ROWS // WORLD_SIZE // 2, stage, **keys)
+        settings = config(ROWS // WORLD_SIZE, stage, **keys)
         _, engine = started(settings, mixture, optimizer=sgd)
-        losses = []
-        for step in range(4):
-            x, y = (part.chunk(WORLD_SIZE)[RANK].chunk(2) for part in data_of(step))
-            for half in range(2):
-                loss = F.mse_loss(engine(x[half]), y[half])
-                engine.backward(loss)
-                engine.step()
-                losses.append(mean(loss, engine))
+        found = models.train(engine, 8, loss_at=own_loss)
+        losses = [(one + two) / 2 for one, two in zip(found[::2], found[1::2], strict=True)]
         assert_close(losses, expected)
         engine.save_checkpoint(folder / str(stage))
         assert engine.load_checkpoint(folder / str(stage))[0] is not None
@@ -144,6 +127,6 @@ def case_what_cannot_be_is_an_error() -> None:
     sharded = {"zero_optimization": {"stage": 2}}
     text = "not for a model with expert parallelism"
     refuses(text, start, 2, zerorun={"comm_timeout": 30, "shard_group_size": 2}, **sharded)
-    with zerorun.zero.Init():
+    with Init():
         model = mixture()
     refuses("without zero.Init", initialize, model, adamw(model), config=plain | sharded)

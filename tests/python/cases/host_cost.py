@@ -2,16 +2,14 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import zerorun
-from tied_model import Model
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from cases.models import *
+from cases.random_modules import WIDTH, Summing
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 from host_cost import LAYERS, count_calls, make_model, train_step
@@ -35,38 +33,6 @@ def case_python_calls_of_a_micro_step() -> None:
         assert 0 < found["zerorun"] <= most, found
         assert found["dynamo"] == 0, found
     assert LAYERS < len(hooked(model)) <= LAYERS + 8
-
-
-class Bypassed(Model):
-    """Calls what is in its blocks, and none of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pairs = nn.ModuleList(
-            nn.ModuleDict({"up": nn.Linear(32, 32), "norm": nn.LayerNorm(32)}) for _ in range(2)
-        )
-        self.cells = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(32), nn.GRU(32, 32, batch_first=True)) for _ in "ab"
-        )
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = x + block.down(torch.tanh(checkpoint(block.up, x, use_reentrant=False)))
-        for pair in self.pairs:
-            x = x + pair["norm"](pair["up"](x))
-        for cell in self.cells:
-            x = x + cell[1](x)[0]
-        return self.head(x)
-
-
-def case_a_model_that_calls_the_modules_inside_of_its_units() -> None:
-    expected, _ = reference(kind=Bypassed, steps=4)
-    model, engine = started(config(3), Bypassed)
-    assert "blocks.0.up" not in hooked(model)
-    assert_close(train(engine, 4), expected)
-    assert {"blocks.0.up", "pairs.1.norm"} <= hooked(model)
-    assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
 class Parts(nn.Module):
@@ -150,42 +116,14 @@ def case_a_part_within_gathered_parameters_has_its_backward_outside() -> None:
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
     model, engine = started(bare_config(), Parts)
     for _ in range(2):  # without hooks, and with them
-        with zerorun.zero.GatheredParameters(model.parameters()):
+        with GatheredParameters(model.parameters()):
             loss = loss_of_attention(model)
         engine.backward(loss)
         for name, parameter in model.named_parameters():
             if name in expected:
-                found = zerorun.zero.safe_get_full_grad(parameter)
+                found = safe_get_full_grad(parameter)
                 torch.testing.assert_close(found.to(DEVICE), expected[name])
         engine.drop_batch()
-
-
-class Reader(Tying):
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.body(self.embedding(tokens))
-        with zerorun.zero.GatheredParameters([self.embedding.weight]):
-            return x @ self.embedding.weight.t()
-
-
-def case_a_read_within_gathered_parameters_has_its_backward_outside() -> None:
-    expected, _ = reference(kind=Reader, steps=3)
-    _, engine = started(bare_config(), Reader)
-    assert_close(train(engine, 3), expected)
-
-
-class Generating(nn.Linear):
-    def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
-        for _ in range(2):
-            yield super().forward(x)
-
-
-class Summing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts, self.up = Generating(32, 32), nn.Linear(32, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.up(sum(self.parts(x)))
 
 
 def case_a_generator_inside_of_a_unit_called_on_its_own() -> None:
@@ -194,7 +132,7 @@ def case_a_generator_inside_of_a_unit_called_on_its_own() -> None:
 
     plain = make(kind).to(DEVICE)
     model, engine = started(bare_config(), kind)
-    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     torch.testing.assert_close(engine(x), plain(x))
     found, expected = (sum(each[0].parts(x)) for each in (model, plain))
     torch.testing.assert_close(found, expected)
@@ -219,7 +157,7 @@ def case_an_inner_module_called_by_the_program() -> None:
         assert model.blocks[1].up.weight.numel() == 0  # to look at it gathers nothing
 
         def around() -> object:
-            return zerorun.zero.GatheredParameters(model.parameters() if gathered else [])
+            return GatheredParameters(model.parameters() if gathered else [])
 
         losses = train(engine, 3, loss_at=lambda *_: inner_loss(model, around))
         assert_close(losses, expected)

@@ -11,7 +11,7 @@ fake = fake_torch_cuda.installed()
 
 
 def case_zero_init_puts_its_parts_on_the_gpu() -> None:
-    with zerorun.zero.Init():
+    with Init():
         assert fake.made_current == [DEVICE]
         model = make()
     assert {value.device for value in model.parameters()} == {DEVICE}
@@ -22,20 +22,19 @@ def case_zero_init_puts_its_parts_on_the_gpu() -> None:
 
 def case_zero_init_keeps_what_is_offloaded_on_the_host() -> None:
     """A model that the GPUs together do not hold: they get one parameter at a time."""
-    offloaded = config(3)["zero_optimization"] | {"offload_param": {"device": "cpu"}}
-    settings = config(3, zero_optimization=offloaded)
+    settings = config(3, {"offload_param": {"device": "cpu"}})
     expected = reference(steps=2)[0]
     for arguments in ({"config_dict_or_path": settings}, {"remote_device": "cpu"}):
-        with zerorun.zero.Init(**arguments):
+        with Init(**arguments):
             model = make(Model)
         assert {value.device for value in model.parameters()} == {DEVICE}
         assert {value.ds_tensor.device for value in model.parameters()} == {torch.device("cpu")}
-        with zerorun.zero.GatheredParameters(model.parameters()):
+        with GatheredParameters(model.parameters()):
             assert {value.device for value in model.parameters()} == {DEVICE}
             assert all(value.numel() == value.ds_numel for value in model.parameters())
         engine, *_ = initialize(model, adamw(model), config=settings)
         assert_close(train(engine, 2), expected)
-    with zerorun.zero.Init(config_dict_or_path=settings, remote_device="none"):
+    with Init(config_dict_or_path=settings, remote_device="none"):
         model = make(Model)
     assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
 

@@ -27,7 +27,7 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 
 def unpack(folder: Path, archive: str) -> list[Path]:
     if RANK == 0:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         with tarfile.open(DATA / archive) as file:
             file.extractall(folder, filter="data")
     communicator.world(30).barrier()
@@ -259,7 +259,7 @@ def case_weights_that_no_model_has_change_nothing(folder: Path) -> None:
         ("loop", None, "expected a file, or a link to one"),
     ):
         if RANK == 0:
-            (folder / name).mkdir(parents=True)
+            (folder / name).mkdir()
             if wrong:
                 torch.save(make_model().state_dict() | wrong, folder / name / "pytorch_model.bin")
             else:
@@ -290,7 +290,6 @@ def case_hugging_faces_files_go_into_engines(folder: Path) -> None:
         assert engine._core.parameter_hash() == expected
         assert engine._core.step_count == 0
         assert engine.module.calls.item() == SAVED_AFTER
-        engine.destroy()
         with torch.device("meta"):
             model = UnevenModel()
         engine = shard(model, weights=Weights(path))

@@ -70,9 +70,9 @@ def case_values_are_rank_zeros_bit_by_bit() -> None:
     for stage, keys in itertools.product(STAGES, ({}, BF16)):
         model, _ = started(config(stage, **keys), Mixed, seed=RANK)
         for parameter, values in zip(model.parameters(), expected, strict=True):
-            full = zerorun.zero.safe_get_full_fp32_param(parameter)
+            full = safe_get_full_fp32_param(parameter)
             assert not parameter.requires_grad or torch.equal(full.cpu(), values)
-            with zerorun.zero.GatheredParameters([parameter]):
+            with GatheredParameters([parameter]):
                 assert torch.equal(parameter.cpu(), values.to(parameter.dtype))
 
 
@@ -108,12 +108,12 @@ def case_a_model_is_whole_after_a_load_that_failed_in_the_middle() -> None:
 
 def case_zero_inits_model_is_partitioned_after_a_load_that_failed() -> None:
     for number in (1, 2, 6):
-        with zerorun.zero.Init():
+        with Init():
             model = make()
         with fails_at(number):
             initialize(model, adamw(model), config=config(3))
         assert all(p.numel() == 0 and hasattr(p, "ds_tensor") for p in model.parameters())
-        with zerorun.zero.GatheredParameters(model.parameters()):
+        with GatheredParameters(model.parameters()):
             for parameter, values in zip(model.parameters(), make().parameters(), strict=True):
                 assert torch.equal(parameter.cpu(), values)
 
@@ -143,7 +143,7 @@ def case_weights_are_made_contiguous_once() -> None:
                 return
             shard(model, weights=weights)
         assert len(copied) == (RANK == 0)
-        with zerorun.zero.GatheredParameters(model.weight):
+        with GatheredParameters(model.weight):
             assert torch.equal(model.weight.cpu(), values)
 
 

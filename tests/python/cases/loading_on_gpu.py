@@ -153,8 +153,7 @@ def case_classes_of_parameters_are_moved_by_their_own_way() -> None:
 
 def case_an_error_that_is_not_about_memory_is_not_hidden() -> None:
     """Neither where a unit is gathered for its use nor where it is gathered ahead."""
-    zero = config(3)["zero_optimization"] | {"overlap_comm": True}
-    _, engine = started(config(3, zero_optimization=zero))
+    _, engine = started(config(3, {"overlap_comm": True}))
     train(engine, 3)
     memory = engine._shards.gather_hooks.memory
     acquire = memory._acquire

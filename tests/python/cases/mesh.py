@@ -187,7 +187,7 @@ def case_lamb_has_the_norms_of_whole_tensors() -> None:
         engine, *_ = initialize(Divided(mpu), config=config(stage, optimizer=LAMB) | keys, mpu=mpu)
         assert_close(train(engine), expected)
         for parameter in (engine.module.norm.weight, engine.module.bias):
-            values = zerorun.zero.safe_get_full_fp32_param(parameter)
+            values = safe_get_full_fp32_param(parameter)
             gathered = [torch.empty_like(values) for _ in range(WORLD_SIZE)]
             dist.all_gather(gathered, values.contiguous())
             assert all(torch.equal(values, other) for other in gathered)
@@ -252,23 +252,23 @@ def case_zero_init_keeps_what_each_part_of_the_model_has() -> None:
     own = mpu.get_model_parallel_rank()
     for group in ({"mpu": mpu}, {"data_parallel_group": mpu.data}):
         replica = 10 * own + RANK // TENSOR  # the values are those of the first one
-        with zerorun.zero.Init(**group, zero_param_parallel_group=mpu.data):
+        with Init(**group, zero_param_parallel_group=mpu.data):
             layer = make(lambda: nn.Linear(5, 7), replica)
-        with zerorun.zero.GatheredParameters(layer.weight):
+        with GatheredParameters(layer.weight):
             assert torch.equal(layer.weight, make(lambda: nn.Linear(5, 7), 10 * own).weight)
         model = Divided(mpu)
-        zerorun.zero.Init(model, **group)
+        Init(model, **group)
         assert model.up.weight.shape == (0,)
         engine, *_ = initialize(model, adamw(model), config=config(3), mpu=mpu)
         assert_close(train(engine), expected)
-    with zerorun.zero.Init():
+    with Init():
         model = nn.Linear(4, 4)
     text = "give zero.Init and initialize the same mpu"
     refuses(text, initialize, model, adamw(model), config=config(3), mpu=mpu)
     given = {"mpu": mpu, "zero_param_parallel_group": mpu.tensor}
-    refuses("hold another part of the model", zerorun.zero.Init, **given)
+    refuses("hold another part of the model", Init, **given)
     text = "zero.Init: zero_param_parallel_group: got 5, expected a process group"
-    refuses(text, zerorun.zero.Init, zero_param_parallel_group=5)
+    refuses(text, Init, zero_param_parallel_group=5)
 
 
 def case_what_contradicts_itself_is_an_error() -> None:

@@ -236,7 +236,7 @@ def case_a_skipped_step_has_no_norm() -> None:
 
 
 def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
-    path = folder / "trace.json"
+    path = folder / "new" / "trace.json"
     settings = {"comm_timeout": 30, "trace": {"file": str(path), "steps": [2, 3]}}
     engine = start(2, zerorun=settings)
     counted = []
@@ -258,7 +258,6 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
         assert backward[0]["ts"] + backward[0]["dur"] <= backward[1]["ts"]
     for hidden in trace["otherData"]["hidden"]:
         assert 0.0 <= hidden["reductions"] <= 1.0
-    engine.destroy()
     engine = start(1, zerorun={"trace": {"file": str(folder / "late.json"), "steps": [2, 9]}})
     with logged() as lines:
         train(engine, 2)

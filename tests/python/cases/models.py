@@ -16,6 +16,7 @@ import torch.nn.functional as F
 import zerorun
 from tied_model import VOCABULARY, Block, Model
 from torch import nn
+from zerorun.zero import *
 
 RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
@@ -52,6 +53,18 @@ class Inside(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.part(tokens)
+
+
+class Scaled(Model):
+    """With a parameter of one element, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(3))
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) * self.scale
 
 
 def make(kind: type[nn.Module] = Model, seed: int = 0) -> nn.Module:
@@ -111,22 +124,21 @@ def rmsprop(model: nn.Module) -> torch.optim.RMSprop:
     return torch.optim.RMSprop(model.parameters(), lr=1e-3)
 
 
-def config(stage: int, **keys: object) -> dict[str, object]:
-    zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 5000}
+def config(stage: int, zero: dict[str, object] | None = None, **keys: object) -> dict[str, object]:
+    """`zero`: more of that section."""
+    basic = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 5000}
     return {
         "train_micro_batch_size_per_gpu": BATCH // WORLD_SIZE,
         "gradient_clipping": 1.0,
-        "zero_optimization": zero,
+        "zero_optimization": basic | (zero or {}),
         "zerorun": {"comm_timeout": 30, "share_parameters": not PRIVATE_MEMORY},
     } | keys
 
 
-def bare_config(**keys: object) -> dict[str, object]:
+def bare_config(zero: dict[str, object] | None = None, **keys: object) -> dict[str, object]:
     """Of stage 3, where nothing stays gathered after its use."""
-    settings = config(3, **keys)
-    names = ("stage3_max_reuse_distance", "stage3_max_live_parameters")
-    settings["zero_optimization"] |= dict.fromkeys(names, 0)
-    return settings
+    bare = {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
+    return config(3, bare | (zero or {}), **keys)
 
 
 def with_process_group() -> None:
@@ -278,6 +290,13 @@ def refuses_to_load(engine: zerorun.ZeroEngine, folder: object, text: str, *more
         raises(zerorun.CheckpointError, each, engine.load_checkpoint, folder)
     after = engine._core.parameter_hash(), engine._core.step_count, engine.global_steps
     assert after == before
+
+
+def memory_of_process(field: str) -> int:
+    """Bytes. Sets VmHWM, the most that was in use, back to what is."""
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")
+    return int(status.split(f"{field}:")[1].split()[0]) * 1024
 
 
 def flip(path: Path, at: int | None = None) -> None:

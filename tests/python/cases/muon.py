@@ -128,7 +128,6 @@ def case_filters_are_one_matrix_and_experts_have_one_each() -> None:
             found = torch.stack([orthogonalized(part, "gram") for part in parts])
             parameter.data.mul_(1 - LR * DECAY).sub_(LR * found.view(parameter.shape).float())
         assert_values(model, plain, atol=2e-4)
-        engine.destroy()
 
 
 def case_settings_that_differ_among_ranks_are_an_error() -> None:

@@ -7,16 +7,6 @@ from pathlib import Path
 import torch
 import zerorun
 from torch import nn
-from zerorun.zero import (
-    Init,
-    safe_get_full_fp32_param,
-    safe_get_full_grad,
-    safe_get_full_optimizer_state,
-    safe_get_local_grad,
-    safe_set_full_grad,
-    safe_set_full_optimizer_state,
-    safe_set_local_grad,
-)
 
 from cases.checkpoints import Normalised, engine_at
 from cases.models import *
@@ -267,5 +257,3 @@ def case_buffers_that_are_views_are_shared_saved_and_loaded(folder: Path) -> Non
     engines[1].load_checkpoint(folder)
     assert torch.equal(engines[1].module.rows, rows)
     assert torch.equal(engines[1].module.conjugate, conjugate)
-    for engine in engines:
-        engine.destroy()

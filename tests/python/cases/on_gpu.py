@@ -19,8 +19,8 @@ from cases.training import Reentrant
 fake = fake_torch_cuda.installed()
 
 
-def trained(stage: int, **keys: object):
-    _, engine = started(config(stage, **keys))
+def trained(stage: int, zero: dict[str, object] | None = None, **keys: object):
+    _, engine = started(config(stage, zero, **keys))
     losses = train(engine, 3 * engine.batch.accumulation_steps)
     return losses, engine._core.parameter_hash()
 
@@ -66,7 +66,6 @@ def of_cpu_ranks(stage: int, **keys: object):
 
 def case_offloading_changes_no_bit(folder: Path) -> None:
     """Of what CPU ranks get with everything in memory; with delays on the engine's own streams."""
-    folder.mkdir(parents=True, exist_ok=True)
     host, file = {"device": "cpu"}, {"device": "nvme", "nvme_path": str(folder)}
     states = [{"offload_optimizer": place} for place in (host, {**host, "ratio": 0.5}, file)]
     parameters = [{"offload_param": place} for place in (host, file, {**file, "max_in_cpu": 100})]
@@ -75,16 +74,14 @@ def case_offloading_changes_no_bit(folder: Path) -> None:
     for stage in (1, 2, 3):
         expected = of_cpu_ranks(stage)
         for place in [*states, *(parameters if stage == 3 else ()), *(both if stage == 3 else ())]:
-            zero = config(stage)["zero_optimization"] | place
-            assert trained(stage, zero_optimization=zero) == expected, (stage, place)
+            assert trained(stage, place) == expected, (stage, place)
     fake.set_delay(0)
 
 
 def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:
     results = []
     for place in ({"device": "none"}, {"device": "cpu"}, {"device": "cpu", "ratio": 0.5}):
-        settings = config(2)["zero_optimization"] | {"offload_optimizer": place}
-        model, engine = started(config(2, zero_optimization=settings), optimizer=sgd)
+        model, engine = started(config(2, {"offload_optimizer": place}), optimizer=sgd)
         losses = train(engine, 3)
         own = engine.optimizer.state[model.head.weight].get("momentum_buffer", torch.ones(0))
         if own.numel() and "ratio" not in place:
@@ -93,7 +90,7 @@ def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:
         engine.save_checkpoint(path)
         engine.load_checkpoint(path)
         losses += train(engine, 2, first=3)
-        moments = zerorun.zero.safe_get_full_optimizer_state(model.head.weight, "momentum_buffer")
+        moments = safe_get_full_optimizer_state(model.head.weight, "momentum_buffer")
         assert moments.device == DEVICE
         results.append((losses, moments.tolist(), engine._core.parameter_hash()))
     assert results[1:] == results[:1] * 2
@@ -185,9 +182,7 @@ def case_the_engine_works_on_pytorchs_current_stream() -> None:
 
 
 def case_full_parameters_are_pytorchs_memory_while_gathered() -> None:
-    keys = config(3)["zero_optimization"]
-    keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
-    model, engine = started(config(3, zero_optimization=keys))
+    model, engine = started(bare_config())
     block = model.blocks[1]
     inside = []
     block.up.register_forward_hook(lambda *_: inside.append(block.up.weight.untyped_storage()))
@@ -197,7 +192,7 @@ def case_full_parameters_are_pytorchs_memory_while_gathered() -> None:
     assert all((storage._cdata, fake.current) in fake.recorded for storage in inside)
     assert all(value.shape == torch.Size([0]) for value in model.parameters())
     before = engine._core.memory_use()["buckets"]
-    with zerorun.zero.GatheredParameters(block.up.weight):
+    with GatheredParameters(block.up.weight):
         assert block.up.weight.untyped_storage().size() > 0
         assert engine._core.memory_use()["buckets"] > before
     assert engine._core.memory_use()["buckets"] == before
@@ -296,7 +291,6 @@ def case_states_that_are_moved_to_the_host_come_back() -> None:
         engine._core.offload_states()
         losses += train(engine, 1, 3)  # brings them back by itself
         assert_close(losses, expected)
-        engine.destroy()
 
 
 def case_nothing_that_the_real_cuda_would_punish() -> None:

@@ -172,7 +172,7 @@ def case_states_in_8_bits_are_those_of_deepspeeds_file(folder: Path) -> None:
             engine.load_checkpoint(path)
             for name, parameter in engine.module.named_parameters():
                 for state in ("exp_avg", "exp_avg_sq"):
-                    values = zerorun.zero.safe_get_full_optimizer_state(parameter, state)
+                    values = safe_get_full_optimizer_state(parameter, state)
                     found[kind, stage, name, state] = values
     assert all(values is None or values.any() for values in found.values())
     for (kind, *place), exact in found.items():

@@ -42,15 +42,6 @@ def two_groups(model: nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
 
 
-class Scaled(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.scale * super().forward(tokens)
-
-
 def adagrad(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adagrad(model.parameters(), lr=1e-2)
 

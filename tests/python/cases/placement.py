@@ -8,19 +8,11 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from zerorun.hooks import shared_unit
-from zerorun.zero import (
-    GatheredParameters,
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-)
 
 from cases.models import *
 
 
 def case_offloading_changes_no_number(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     for stage in (1, 2, 3):
         results = []
         file = {"device": "nvme", "nvme_path": str(folder)}
@@ -28,11 +20,9 @@ def case_offloading_changes_no_number(folder: Path) -> None:
         parts = {**host, "ratio": 0.3}
         places = [({"device": "none"},) * 2, (host, host), (parts, host)]
         for states, parameters in [*places, (file, {**file, "max_in_cpu": 100})]:
-            settings = config(stage)
-            settings["zero_optimization"]["offload_optimizer"] = states
-            if stage == 3:
-                settings["zero_optimization"]["offload_param"] = parameters
-            model, engine = started(settings)
+            zero = {"offload_optimizer": states}
+            zero |= {"offload_param": parameters} if stage == 3 else {}
+            model, engine = started(config(stage, zero))
             losses = train(engine, 5)
             weight = model.embedding.weight
             moments = safe_get_full_optimizer_state(weight, "exp_avg")
@@ -47,13 +37,10 @@ def case_offloading_changes_no_number(folder: Path) -> None:
 
 
 def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     file = {"device": "nvme", "nvme_path": str(folder)}
     results = []
     for place in ({}, {"offload_param": {**file, "max_in_cpu": 0}}, {"offload_optimizer": file}):
-        settings = config(3)
-        settings["zero_optimization"] |= place
-        model, engine = started(settings)
+        model, engine = started(config(3, place))
         losses = train(engine, 3)
         weight = model.blocks[1].up.weight
         with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
@@ -73,34 +60,20 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(32))
 
 
-def _peak_memory() -> int:
-    """Bytes, since it was set back to what is in use."""
-    status = Path("/proc/self/status").read_text()
-    Path("/proc/self/clear_refs").write_text("5")
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
 def case_what_rests_in_files_is_in_memory_in_parts_only(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     file = {"device": "nvme", "nvme_path": str(folder), "buffer_count": 2}
-    settings = config(3)
-    settings["zero_optimization"] |= {
-        "offload_param": {**file, "max_in_cpu": 0},
-        "offload_optimizer": file,
-        "sub_group_size": 1 << 18,
-    }
+    zero = {"offload_param": {**file, "max_in_cpu": 0}, "offload_optimizer": file}
+    settings = config(3, zero | {"sub_group_size": 1 << 18})
     model = make(Stack)
     nbytes = sum(p.nbytes for p in model.parameters())
-    _peak_memory()
-    before = _peak_memory()
+    before = memory_of_process("VmRSS")
     engine, *_ = initialize(model, adamw(model), config=settings)
     engine.save_checkpoint(folder / "saved")
     engine.load_checkpoint(folder / "saved")
     engine.load_checkpoint(folder / "saved", load_optimizer_states=False)
     # On one rank four times the parameters are in the files, with their states.
     use = engine._core.memory_use()
-    assert _peak_memory() - before < use["pinned"] + use["buckets"] + nbytes
-    engine.destroy()
+    assert memory_of_process("VmHWM") - before < use["pinned"] + use["buckets"] + nbytes
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

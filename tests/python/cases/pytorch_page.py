@@ -81,7 +81,6 @@ def case_every_line_of_the_page(folder: Path) -> None:
     (common,) = (block for blocks in pages.values() for block in blocks.values() if "both" in block)
     pairs = {heading: blocks for heading, blocks in pages.items() if "# zerorun" in blocks}
     assert len(pairs) >= 10
-    folder.mkdir(parents=True, exist_ok=True)
     for index, (heading, blocks) in enumerate(pairs.items()):
         ours = run(blocks["# zerorun"], common, folder / f"zerorun{index}")
         if GPU_ONLY not in blocks:

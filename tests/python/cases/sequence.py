@@ -89,7 +89,6 @@ def case_a_resumed_loader_loses_no_part_of_a_batch(folder: Path) -> None:
         engine.backward(engine(batch["input_ids"]).sum())
         engine.step()
         engine.save_checkpoint(folder, tag=str(len(seen)))
-    engine.destroy()
     assert sorted(seen) == list(range(4 * WORLD_SIZE))
     assert len(list(loader)) == len(loader)  # another epoch
     for steps in range(1, len(seen)):

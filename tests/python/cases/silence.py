@@ -13,7 +13,6 @@ import pytest
 import torch
 import zerorun
 from torch import nn
-from zerorun.zero import safe_get_full_fp32_param
 
 from cases.checkpoints import Normalised, engine_at, sgd
 from cases.models import *
@@ -36,7 +35,7 @@ def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence() -> None:
     with pytest.warns(UserWarning, match="has an empty parameter"):
         pickle.dumps(model)
     assert engine.state_dict(keep_vars=True)["embedding.weight"] is model.embedding.weight
-    with zerorun.zero.GatheredParameters(model.parameters()):
+    with GatheredParameters(model.parameters()):
         shapes = {name: value.shape for name, value in engine.state_dict().items()}
         pickle.dumps(model)
         model.blocks[1].state_dict()
@@ -80,7 +79,7 @@ def case_gradients_that_are_assigned_are_an_error() -> None:
         engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage))
         train(engine, 1)
         before = engine._core.parameter_hash()
-        with zerorun.zero.GatheredParameters(model.parameters()):
+        with GatheredParameters(model.parameters()):
             refuses("has a .grad that was assigned to it", step_on, model, optimizer)
         assert engine._core.parameter_hash() == before
 
@@ -92,7 +91,7 @@ def case_an_optimizers_state_dict_has_what_this_rank_keeps() -> None:
         engine, optimizer, *_ = initialize(model, make_optimizer(model), config=settings)
         train(engine, 1)
         saved = copy.deepcopy(optimizer.state_dict())
-        with zerorun.zero.GatheredParameters(model.parameters()):
+        with GatheredParameters(model.parameters()):
             values = copy.deepcopy(model.state_dict())
         expected = train(engine, 1, first=1)
         model = make()
@@ -104,18 +103,6 @@ def case_an_optimizers_state_dict_has_what_this_rank_keeps() -> None:
         saved["state"].pop(key, None)
         text = f"{key} is in one of the two only"
         raises(zerorun.CheckpointError, text, optimizer.load_state_dict, saved)
-
-
-def case_replicas_stay_equal_where_one_rank_keeps_all_optimizer_states() -> None:
-    for stage in (0, 2):
-        model = nn.Linear(2, 2)
-        engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage))
-        for _ in range(2):
-            engine.backward(model(torch.ones(1, 2)).square().sum())
-            engine.step()
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            assert engine._core.step_count == engine.global_steps
-        engine._core.parameter_hash()  # an error if they differ
 
 
 def case_a_learning_rate_that_is_a_tensor_stays_one(folder: Path) -> None:
@@ -249,53 +236,13 @@ def case_ranks_that_name_different_tags_save_and_load_rank_zeros(folder: Path) -
         )
 
 
-def case_the_whole_model_at_every_stage() -> None:
-    """As state dict and parameter by parameter, with each unit gathered once."""
-    for stage in range(4):
-        model, engine = started(config(stage) | BF16)
-        train(engine, 1)
-        whole = engine.full_state_dict(rank0_only=False)
-        assert whole.keys() == make().state_dict().keys()
-        assert whole["head.weight"] is whole["embedding.weight"]
-        assert (engine.full_state_dict() is None) == (RANK > 0)
-        gathers = count_gathers(engine)
-        given = dict(engine.iter_full_parameters(torch.float32, "cpu"))
-        assert gathers == ([1] * len(gathers) if stage == 3 else [0] * len(gathers))
-        assert given.keys() == {name for name, _ in model.named_parameters()}
-        for name, value in given.items():
-            assert value.dtype == torch.float32
-            assert torch.equal(value, whole[name].float()), name
-        first = next(engine.iter_full_parameters())[1]
-        assert first.dtype == torch.bfloat16
-        train(engine, 1, first=1)  # nothing stayed gathered
-        assert not torch.equal(first, next(engine.iter_full_parameters())[1])
-
-
-def count_gathers(engine: zerorun.ZeroEngine) -> list[int]:
-    """How often each unit is acquired from here on."""
-    units = [] if engine._shards.gather_hooks is None else engine._shards.gather_hooks.units
-    counts = [0] * len(units)
-
-    def counted(index: int, acquire: Callable[[], None]) -> Callable[[], None]:
-        def call() -> None:
-            counts[index] += 1
-            acquire()
-
-        return call
-
-    for index, unit in enumerate(units):
-        unit.acquire = counted(index, unit.acquire)
-    return counts
-
-
 def case_values_written_after_initialize_are_kept() -> None:
     """In 16 bits and with offloaded states the next step is made of masters elsewhere."""
     weights = {name: value.clone() for name, value in make(seed=7).state_dict().items()}
     offload = {"offload_optimizer": {"device": "cpu"}}
     for stage in range(3):
         for keys, zero in ((BF16, {}), ({}, {}), ({}, offload if stage > 0 else {})):
-            settings = config(stage, **keys)
-            settings["zero_optimization"] |= zero
+            settings = config(stage, zero, **keys)
             model = make()
             sgd = torch.optim.SGD(model.parameters(), lr=0.0)
             for given in (sgd, adamw(model)):

@@ -19,8 +19,8 @@ STEPS = 3
 
 def case_a_file_has_the_plan_and_what_ran_beside_the_program(folder: Path) -> None:
     path = folder / "m.jsonl"
-    settings = config(2, zerorun={"comm_timeout": 30, "metrics": str(path)})
-    settings["zero_optimization"] |= {"offload_optimizer": {"device": "cpu"}}
+    zero = {"offload_optimizer": {"device": "cpu"}}
+    settings = config(2, zero, zerorun={"comm_timeout": 30, "metrics": str(path)})
     train(started(settings)[1], STEPS)
     head, *lines = [json.loads(line) for line in rank_path(path, RANK).read_text().splitlines()]
     about = head["run"]

@@ -20,7 +20,6 @@ from torch import nn
 from zerorun.checkpoints.streaming import ParameterBucket
 
 from cases.models import *
-from cases.silence import count_gathers
 
 SMALL = 3000  # bytes: less than the embedding, more than most others
 
@@ -36,6 +35,23 @@ class Buffered(Model):
 def start(stage: int, kind: type[nn.Module] = Buffered, **keys: Any) -> zerorun.ZeroEngine:
     _, engine = started(config(stage, **(BF16 | keys)), kind)
     return engine
+
+
+def count_gathers(engine: zerorun.ZeroEngine) -> list[int]:
+    """How often each unit is acquired from here on."""
+    units = [] if engine._shards.gather_hooks is None else engine._shards.gather_hooks.units
+    counts = [0] * len(units)
+
+    def counted(index: int, acquire: Callable[[], None]) -> Callable[[], None]:
+        def call() -> None:
+            counts[index] += 1
+            acquire()
+
+        return call
+
+    for index, unit in enumerate(units):
+        unit.acquire = counted(index, unit.acquire)
+    return counts
 
 
 def values_in(buckets: Iterator[ParameterBucket]) -> dict[str, torch.Tensor]:
@@ -55,13 +71,21 @@ def everybodys(own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def case_the_whole_model_once_at_every_stage() -> None:
+    """As state dict, parameter by parameter and in buckets, with each unit gathered once."""
     with_process_group()
     for stage in STAGES:
         engine = start(stage)
         train(engine, 2)
         whole = engine.full_state_dict(rank0_only=False)
-        del whole["head.weight"]  # tied
+        assert whole.keys() == make(Buffered).state_dict().keys()
+        assert whole.pop("head.weight") is whole["embedding.weight"]  # tied
+        assert (engine.full_state_dict() is None) == (RANK > 0)
         gathers = count_gathers(engine)
+        given = dict(engine.iter_full_parameters(torch.float32, "cpu"))
+        assert gathers == [int(stage == 3)] * len(gathers)
+        assert given.keys() == {name for name, _ in engine.module.named_parameters()}
+        assert_same(given, {name: whole[name].float() for name in given})
+        assert next(engine.iter_full_parameters())[1].dtype == torch.bfloat16
         for owners in ("rank0", "all"):
             for nbytes in (1, SMALL, 1 << 30):
                 gathers[:] = [0] * len(gathers)

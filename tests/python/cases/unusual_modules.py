@@ -3,19 +3,14 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-import zerorun
-from tied_model import VOCABULARY, Block
+from tied_model import VOCABULARY
 from torch import nn
 
 from cases.models import *
-
-WIDTH = 32
+from cases.random_modules import WAYS, WIDTH, Giver, Taker
 
 
 def check(kind: type[nn.Module], steps: int = 5) -> None:
@@ -25,58 +20,6 @@ def check(kind: type[nn.Module], steps: int = 5) -> None:
     assert_close(train(engine, steps), expected)
     assert_values(model, plain)
     assert all(parameter.numel() == 0 for parameter in model.parameters())
-
-
-# A weight that a module hands out beside what it computes, and what becomes of both.
-Way = tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]
-WAYS: dict[str, Way] = {
-    "as it is": (lambda x, weight: weight, lambda x, given: (x, given)),
-    "a view": (lambda x, weight: weight.view(-1).view(VOCABULARY, WIDTH), lambda *both: both),
-    "in a list": (
-        lambda x, weight: [{"weight": weight.t()}, x],
-        lambda _, given: (given[1], given[0]["weight"].t()),
-    ),
-    "in an object": (
-        lambda x, weight: SimpleNamespace(parts={"x": x}, weight=weight.t()),
-        lambda _, given: (given.parts["x"], given.weight.t()),
-    ),
-}
-
-
-class Giver(nn.Module):
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH) * 0.1)
-        self.give, self.take = WAYS[way]
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.give(x, self.weight)
-
-
-class Taker(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.linear(torch.tanh(self.up(x)), weight)
-
-
-class Handing(nn.Module):
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.giver = Giver(way)
-        self.taker = Taker()
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        return self.taker(*self.giver.take(x, self.giver(x)))
-
-
-def case_a_module_returns_its_parameter_or_a_view_of_it() -> None:
-    for way in WAYS:
-        check(functools.partial(Handing, way))
 
 
 def case_what_a_model_returns_of_its_parameters_stays() -> None:
@@ -95,7 +38,7 @@ def case_what_a_model_returns_of_its_parameters_stays() -> None:
         (plain * plain).sum().backward()
         nn.utils.clip_grad_norm_([plain], 1.0)
         torch.optim.AdamW([plain], lr=1e-2, weight_decay=0.1).step()
-        value = zerorun.zero.safe_get_full_fp32_param(giver.weight)
+        value = safe_get_full_fp32_param(giver.weight)
         torch.testing.assert_close(value.cpu(), plain.detach())
 
 
@@ -270,7 +213,7 @@ class Mixture(nn.Module):
 
 class Mixed(Model):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(width=WIDTH)
         self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), Mixture()) for _ in range(2))
 
 
@@ -279,13 +222,12 @@ def case_a_leaf_module_is_gathered_as_a_whole() -> None:
     for given, is_whole in (
         ({}, False),
         ({"classes": ["Mixture"]}, True),
+        ({"classes": "Mixture"}, True),
         ({"classes": [f"{Mixture.__module__}.Mixture"]}, True),
         ({"classes": [], "names": ["blocks.0.1", "blocks.1.1"]}, True),
-        ({"name_suffixes": [".1"]}, True),
+        ({"name_suffixes": ".1"}, True),
     ):
-        settings = bare_config()
-        settings["zero_optimization"]["leaf_module"] = given
-        model, engine = started(settings, Mixed)
+        model, engine = started(bare_config({"leaf_module": given}), Mixed)
         names = {unit.name for unit in engine._layout.units}
         assert ("blocks.0.1.experts.2" in names) != is_whole
         assert ("blocks.0.1" in names) == is_whole
@@ -296,8 +238,7 @@ def case_a_leaf_module_is_gathered_as_a_whole() -> None:
 def case_leaf_modules_that_are_not_there() -> None:
     model = make(Mixed)
     for key, name in (("names", "layers.7"), ("name_suffixes", "block_sparse")):
-        settings = bare_config()
-        settings["zero_optimization"]["leaf_module"] = {key: [name]}
+        settings = bare_config({"leaf_module": {key: [name]}})
         text = f"/zero_optimization/leaf_module/{key}: the model has no module for {name}"
         refuses(text, initialize, model, adamw(model), config=settings)
 
@@ -327,7 +268,7 @@ class Coder(nn.Module):
 
 def _gather_in_methods(model: nn.Module) -> None:
     for name in ("encode", "decode"):
-        zerorun.zero.register_forward_method(model, name)
+        register_forward_method(model, name)
 
 
 def case_registered_methods_gather_as_forward_does() -> None:
@@ -353,4 +294,4 @@ def case_registered_methods_gather_as_forward_does() -> None:
         assert copy.deepcopy(model).encode(tokens).shape == (*tokens.shape, WIDTH)
         engine.destroy()
     text = "expected a module and the name of a method of it"
-    refuses(text, zerorun.zero.register_forward_method, model, "scale")
+    refuses(text, register_forward_method, model, "scale")

@@ -11,7 +11,6 @@ import fake_torch_cuda
 import pytest
 import torch
 import torch.nn.functional as F
-import zerorun
 from tied_model import VOCABULARY
 from torch import nn
 
@@ -137,7 +136,7 @@ def two_forwards(engine: Any, _folder: Path) -> None:
 
 
 def read_masters(engine: Any, _folder: Path) -> Any:
-    get = zerorun.zero.safe_get_full_fp32_param
+    get = safe_get_full_fp32_param
     return [get(p).tolist() for p in list(engine.module.parameters())]
 
 
@@ -206,7 +205,7 @@ def case_a_forward_waits_for_a_module_when_it_comes_to_it_and_once() -> None:
 
 def case_a_look_through_a_module_sees_updated_values() -> None:
     def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
-        with zerorun.zero.GatheredParameters(kept):
+        with GatheredParameters(kept):
             return {name: p.clone() for name, p in zip(names, kept, strict=True)}
 
     ways: list[Callable[[Any], dict[str, torch.Tensor]]] = [

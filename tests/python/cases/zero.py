@@ -15,7 +15,6 @@ from zerorun import zero
 from zerorun.model.partition import partition_of
 from zerorun.model.private_partition import PrivatePartition
 from zerorun.shards.shards import shards_of
-from zerorun.zero import GatheredParameters, Init
 
 from cases.models import *
 
@@ -49,19 +48,6 @@ def case_init_partitions_every_module_as_it_is_made() -> None:
         with GatheredParameters(parameter):
             assert torch.equal(parameter.detach().cpu(), expected.detach())  # rank 0's
         assert parameter.shape == EMPTY
-
-
-def case_init_then_train() -> None:
-    expected, _ = reference()
-    for stage in STAGES:
-        with Init():
-            model = make()
-        before = dict(model.named_parameters())
-        model.blocks.append(Block(32))  # a mix of partitioned and ordinary parameters
-        del model.blocks[-1]
-        engine, *_ = initialize(model, adamw(model), config=config(stage))
-        assert dict(model.named_parameters()) == before  # the same objects
-        assert_close(train(engine), expected)
 
 
 def both_states():
@@ -159,18 +145,6 @@ def case_only_the_modifiers_changes_are_kept() -> None:
         assert parameter.shape == EMPTY
 
 
-def case_a_change_reaches_a_parameter_that_stays_full() -> None:
-    keys = {"stage": 3, "stage3_param_persistence_threshold": 10**6}
-    model, engine = started(config(3, zero_optimization=keys))
-    weight = model.head.weight
-    expected = torch.full(weight.ds_shape, float(WORLD_SIZE + 1))
-    with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
-        if RANK == 0:
-            weight.copy_(expected)
-    assert torch.equal(weight, expected.to(DEVICE))
-    assert torch.equal(engine.full_state_dict(rank0_only=False)["head.weight"], expected)
-
-
 def case_a_change_reaches_the_master_copy() -> None:
     for stage in STAGES:
         model, _ = started(config(stage, bf16={"enabled": True}))
@@ -236,51 +210,19 @@ def case_states_are_torchs() -> None:
         assert zero.safe_get_full_fp32_param(target) is None
 
 
-def case_external_parameters_may_be_registered() -> None:
-    class Reader(nn.Module):
-        """Reaches its neighbour's weight by a way that no attribute access shows."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.linear(x, self.hidden[0])
-
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(50, 32)
-            self.head = nn.Linear(32, 50, bias=False)
-            self.reader = Reader()
-            self.reader.hidden = [self.head.weight]
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return self.reader(self.embedding(tokens))
-
-    expected, _ = reference(kind=Whole)
-    model = make(Whole)
-    zero.register_external_parameter(model.reader, model.head.weight)
-    engine, *_ = initialize(model, adamw(model), config=config(3))
-    assert_close(train(engine), expected)
-    zero.unregister_external_parameter(model.reader, model.head.weight)
-
-
-def shared_bytes() -> int:
-    """Shared memory that this process maps."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssShmem"))
-
-
 def case_destroy_returns_all_bytes() -> None:
     for stage in STAGES:
         gc.collect()
-        before = shared_bytes()
+        before = memory_of_process("RssShmem")
         model = make()
         engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage))
         losses = train(engine, 3)
-        assert WORLD_SIZE == 1 or shared_bytes() > before
+        assert WORLD_SIZE == 1 or memory_of_process("RssShmem") > before
         engine.destroy()
         engine.destroy()
         gc.collect()
         engine.communicator.barrier()
-        assert shared_bytes() - before < 200_000, "only control blocks may stay"
+        assert memory_of_process("RssShmem") - before < 200_000, "only control blocks may stay"
         refuses("after destroy", lambda: engine._core.step_count)
         for parameter in model.parameters():
             assert type(parameter) is nn.Parameter
@@ -314,7 +256,6 @@ def case_a_model_can_be_pickled(folder: Path) -> None:
     for stage in STAGES:
         model, engine = started(config(stage))
         path = folder / f"model{stage}.{RANK}"
-        folder.mkdir(parents=True, exist_ok=True)
         with GatheredParameters(model.parameters()):
             torch.save(model, path)
             expected = {name: value.clone() for name, value in model.state_dict().items()}
