@@ -111,6 +111,39 @@ TEST(InlineStream, RunsAtOnceAndKeepsNoError) {
   EXPECT_TRUE(stream->record().ready());
 }
 
+// A random graph of tasks over several streams: task i reads what earlier tasks of other streams
+// wrote, ordered by events only. ThreadSanitizer sees any missing edge; the values show any wrong
+// order.
+TEST(WorkerStream, RandomDependenciesHold) {
+  constexpr int kStreams = 4;
+  constexpr int kTasks = 200;
+  std::mt19937 random(5);
+  std::vector<std::unique_ptr<CpuStream>> streams;
+  for (int i = 0; i < kStreams; ++i) streams.push_back(make_worker_stream("random"));
+  std::vector<int64_t> values(kTasks, -1);
+  std::vector<int64_t> expected(kTasks, -1);
+  std::vector<Event> events(kTasks);
+  for (size_t i = 0; i < kTasks; ++i) {
+    CpuStream& stream = *streams[random() % kStreams];
+    std::vector<size_t> inputs;
+    for (size_t n = i == 0 ? 0 : random() % 4; n > 0; --n) inputs.push_back(random() % i);
+    expected[i] = static_cast<int64_t>(i);
+    for (const size_t input : inputs) {
+      expected[i] += expected[input] % 1000;
+      stream.wait(events[input]);
+    }
+    const auto delay = std::chrono::microseconds(random() % 200);
+    stream.submit([&values, inputs, i, delay] {
+      std::this_thread::sleep_for(delay);  // varies the interleaving; the result must not depend
+      values[i] = static_cast<int64_t>(i);
+      for (const size_t input : inputs) values[i] += values[input] % 1000;
+    });
+    events[i] = stream.record();
+  }
+  for (const auto& stream : streams) stream->synchronize();
+  EXPECT_EQ(values, expected);
+}
+
 TEST(WorkerStream, TakesWorkFromSeveralThreads) {
   const auto stream = make_worker_stream("shared");
   int64_t sum = 0;  // only the worker touches it

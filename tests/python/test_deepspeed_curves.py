@@ -76,7 +76,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def train(run: Run, root: Path, folder: Path) -> Callable[..., list[float]]:
-    """The losses of Trainer, which `key` names in curves.py; of options given twice, the last
+    """The losses of Trainer, which `key` names in the golden file; of options given twice, the last
     counts."""
 
     def train(key: str, *options: str, offload: str = "none") -> list[float]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from metrics_files import line
+from zerorun.metrics.files import MetricsFile
 from zerorun.monitor.__main__ import main
 
 NAMES = {
@@ -47,6 +48,20 @@ def test_tensorboards_reader_agrees_with_the_file(tmp_path: Path) -> None:
     for name, key in NAMES.items():
         events = [(e.step, e.value) for e in read.Scalars(f"Train/Samples/{name}")]
         assert events == [(at, float(np.float32(value))) for at, value in scalars(lines, key)]
+
+
+def test_metrics_are_written_to_a_pipe(tmp_path: Path) -> None:
+    path, lines = tmp_path / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(
+        target=lambda: lines.extend(path.read_text().splitlines()), daemon=True
+    )
+    reader.start()
+    file = MetricsFile(path, 0, 1, {})
+    file({"step": 1})
+    del file  # closes it
+    reader.join()
+    assert [json.loads(line).get("step") for line in lines] == [None, 1]
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:

@@ -44,7 +44,11 @@ class Model(torch.nn.Linear):
             {}
         return super().forward(x)
 
-config = {{"train_micro_batch_size_per_gpu": 1, "optimizer": {{"type": "AdamW"}}}}
+config = {{
+    "train_micro_batch_size_per_gpu": 1,
+    "optimizer": {{"type": "AdamW"}},
+    "zero_optimization": {{"stage": 3}},  # so that the other ranks wait in a gather
+}}
 engine, *_ = zerorun.initialize(model=Model(4, 4), config=config)
 for step in range(3):
     engine.backward(engine(torch.ones(1, 4)).sum())

@@ -379,7 +379,10 @@ def test_a_browser_draws_every_chart(tmp_path: Path, width: int, scheme: str) ->
 def test_a_folder_of_two_runs_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a", "b", "b.rank1"):
+    (tmp_path / "data.jsonl").write_text('{"text": "of something else"}\n')
+    write(tmp_path / "a.jsonl")
+    assert top_main([str(tmp_path)]) == 0
+    for name in ("b", "b.rank1"):
         write(tmp_path / f"{name}.jsonl")
     for tool, options in ((main, ["-o", str(tmp_path / "out")]), (top_main, [])):
         assert tool([str(tmp_path), *options]) == 2

@@ -58,8 +58,9 @@ def test_saves_that_are_put_off_are_counted(train, ckpt, tmp_path):
 def test_killed_runs_and_prunes_leave_whole_checkpoints_that_go_on(
     zerorun, start_train, ckpt, read, tmp_path
 ):
-    """At random moments; the trace of tests/checkpoint/crash_test.cc has all of a save."""
-    moments, reached, resume = random.Random(0), 0, ()
+    """At random moments, the launcher or all processes at once; the trace of
+    tests/checkpoint/crash_test.cc has all of a save."""
+    moments, reached, resume, killed_prunes = random.Random(0), 0, (), 0
     for kill in range(KILLS):
         options = (f"--save_async={kill % 2}", "--save_every", 1, "--keep_last", 3)
         job = start_train(*ENDLESS, *options, *resume)
@@ -67,18 +68,28 @@ def test_killed_runs_and_prunes_leave_whole_checkpoints_that_go_on(
         told = f"resumed from run after step {reached}"
         assert any(line.startswith(told) for line in lines) == bool(resume)
         time.sleep(moments.uniform(0, 0.3))
-        job.kill()
+        if kill % 2:
+            os.killpg(job.pid, signal.SIGKILL)
+        else:
+            job.kill()
         job.communicate(timeout=DEADLINE)
+        if kill % 4 == 3:  # while it starts and loads
+            job = start_train(*ENDLESS, "--resume", "run")
+            time.sleep(moments.uniform(0, 1))
+            os.killpg(job.pid, signal.SIGKILL)
+            job.communicate(timeout=DEADLINE)
         ckpt("verify", "run")
         prune = piped([zerorun, "ckpt", "prune", tmp_path / "run", "--keep_last", 1])
         time.sleep(moments.uniform(0, 0.03))
         prune.kill()
         prune.communicate()
+        killed_prunes += prune.returncode == -signal.SIGKILL
         ckpt("prune", "run", "--keep_last", 1)
         ckpt("verify", "run")
         step = int(read("ls", "run")["latest"].removeprefix("step"))
         assert step > reached
         reached, resume = step, ("--resume", "run")
+    assert killed_prunes > 0 or KILLS < 20
 
 
 def test_a_second_run_in_the_same_folder_is_an_error_at_once(start_train, train):
@@ -89,8 +100,9 @@ def test_a_second_run_in_the_same_folder_is_an_error_at_once(start_train, train)
     assert interrupted(job)[0] == 128 + signal.SIGINT
 
 
-def test_what_a_run_would_destroy_is_refused_before_it_begins(train):
+def test_what_a_run_would_destroy_is_refused_before_it_begins(train, tmp_path):
     train("--steps", 1, "--save", "run")
+    weights = (tmp_path / "run" / "model.safetensors").read_bytes()
     no_folder_of_runs = "expected a folder that this run may fill and rename"
     for options, told in (
         (("--init", "run", "--save", "run"), "--init run lies in --save run"),
@@ -100,6 +112,7 @@ def test_what_a_run_would_destroy_is_refused_before_it_begins(train):
         output, errors = train("--steps", 1, *options, code=2)
         assert told in errors
         assert "step 1/" not in output
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
 
 
 def test_checkpoints_that_latest_does_not_name_are_another_runs(train, tmp_path):

@@ -7,11 +7,13 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zerorun as package
 from ranks import environment, piped, write_small_job
+from zerorun.tune import __main__ as tool
 from zerorun.tune.options import DEFAULTS, Options, parse
 from zerorun.tune.search import Search, Trial, command_of
 
@@ -184,6 +186,20 @@ def test_a_pytorch_script_is_tuned_and_run(start: Start, tune: Path) -> None:
     assert optimal["optimizer"]
     assert f" --deepspeed autotuning_results/ds_config_optimal.json {size} 2" in command
     assert (tune / "ended").exists()
+
+
+def test_a_best_command_that_cannot_be_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [str(tmp_path / "launcher")]
+    options = SimpleNamespace(results=tmp_path, then_run=True)
+    search = SimpleNamespace(trials=[], best=None)
+    monkeypatch.setattr(tool, "parse", lambda _: options)
+    monkeypatch.setattr(tool, "_tune", lambda _: (search, False))
+    monkeypatch.setattr(tool, "_keep", lambda *_: command)
+    assert tool.main([]) == 2
+    told = f"zerorun tune: error: {command[0]}: No such file or directory\n"
+    assert capsys.readouterr().err == told
 
 
 def test_an_interrupt_keeps_the_best_so_far(start: Start, tune: Path) -> None:

@@ -46,8 +46,8 @@ class MetricsFile:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file = file.open("ab", buffering=0)  # a line that fails is not written later
         weakref.finalize(self, self._file.close)
-        with file.open("rb") as before:
-            if before.seek(0, os.SEEK_END) > 0:
+        if file.stat().st_size > 0:  # so it is no pipe
+            with file.open("rb") as before:
                 before.seek(-1, os.SEEK_END)
                 if before.read(1) != b"\n":
                     self._file.write(b"\n")  # the run before ended within a line

@@ -29,7 +29,7 @@ def place_experts(layout: ModelLayout, ranks: EngineRanks) -> None:
         return
     _check(marked, ranks)
     _check_alike(rows)
-    examples = {str(getattr(p, "group_name", None)): name for p, name in marked.items()}
+    examples = {str(getattr(p, "group_name", None)): name for p, name in reversed(marked.items())}
     groups = [experts.named(n, examples.get(n, "of another rank")) for n in sorted(used)]
     for each in groups:
         if each.size == 1:

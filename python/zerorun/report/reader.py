@@ -102,7 +102,7 @@ def run_files(path: Path) -> list[Path]:
     ConfigError for a folder of several runs."""
     if path.is_dir():
         files = sorted(path.glob("*.jsonl"))
-        runs = [file.name for file in files if not _RANK_IN_NAME.search(file.stem)]
+        runs = [f.name for f in files if not _RANK_IN_NAME.search(f.stem) and _is_metrics(f)]
         if len(runs) > 1:
             raise _C.ConfigError(
                 f"{path}: metrics files of {len(runs)} runs, {', '.join(runs)}; "
@@ -111,6 +111,12 @@ def run_files(path: Path) -> list[Path]:
         return files
     beside = path.parent.glob(f"{path.stem}.rank*{path.suffix}")
     return [path, *sorted(other for other in beside if _RANK_IN_NAME.search(other.stem))]
+
+
+def _is_metrics(file: Path) -> bool:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        head = parse_line(lines.readline(metrics_files.MOST_CHARACTERS)) or {}
+    return "zerorun_metrics" in head or "step" in head
 
 
 def rank_of(file: Path) -> int:

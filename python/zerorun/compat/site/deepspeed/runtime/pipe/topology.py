@@ -9,7 +9,6 @@ from collections import namedtuple
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from zerorun import ConfigError
 from zerorun.experts import group_of_this_rank
@@ -71,8 +70,11 @@ class ProcessTopology:
         """The ranks that differ along this axis only, for each place on the other axes."""
         if axis not in self.axes:
             return []
-        ranks = torch.arange(self.world_size()).view(self.dims)
-        return ranks.movedim(self.axes.index(axis), -1).reshape(-1, self.get_dim(axis)).tolist()
+        number = self.axes.index(axis)
+        found: dict[tuple[int, ...], list[int]] = {}
+        for place, rank in self.mapping.items():
+            found.setdefault(place[:number] + place[number + 1 :], []).append(rank)
+        return list(found.values())
 
     def filter_match(self, **filter_kwargs: int) -> list[int]:
         """The ranks whose place has these numbers."""
