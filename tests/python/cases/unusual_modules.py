@@ -67,7 +67,7 @@ class Wrapping(Block):
 
 class HiddenResult(Model):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(width=WIDTH)
         self.blocks = nn.ModuleList(Wrapping(wrap) for wrap, _ in KINDS)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
