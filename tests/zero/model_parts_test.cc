@@ -94,6 +94,7 @@ std::map<std::string, std::vector<float>> train_expert(const Config& config, boo
     const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups(), others);
     toy_initialize(*engine);
     const auto uses = [&](const std::string& module, int rank) {
+      if (module == "elsewhere") return false;
       return own || module != "expert" || rank % kParts == reader % kParts;
     };
     for (int64_t step = 0; step < kSteps; ++step) {
