@@ -90,8 +90,7 @@ def start_train(zerorun: Path, tmp_path: Path) -> Iterator[Callable[..., subproc
     def start(*arguments: object, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
         words = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", *launcher, "train")
         own = os.environ | {"OMP_NUM_THREADS": "1"}
-        command = (*words, *options, *arguments)
-        jobs.append(piped(command, cwd=tmp_path, env=own, start_new_session=True))
+        jobs.append(piped((*words, *options, *arguments), cwd=tmp_path, env=own))
         return jobs[-1]
 
     yield start

@@ -1,5 +1,6 @@
 """The --save folder of train, and `zerorun ckpt`, as users meet them."""
 
+import contextlib
 import json
 import os
 import random
@@ -68,16 +69,11 @@ def test_killed_runs_and_prunes_leave_whole_checkpoints_that_go_on(
         told = f"resumed from run after step {reached}"
         assert any(line.startswith(told) for line in lines) == bool(resume)
         time.sleep(moments.uniform(0, 0.3))
-        if kill % 2:
-            os.killpg(job.pid, signal.SIGKILL)
-        else:
-            job.kill()
-        job.communicate(timeout=DEADLINE)
-        if kill % 4 == 3:  # while it starts and loads
+        kill_job(job, ranks=kill % 2)
+        if kill % 2:  # while it starts and loads
             job = start_train(*ENDLESS, "--resume", "run")
             time.sleep(moments.uniform(0, 1))
-            os.killpg(job.pid, signal.SIGKILL)
-            job.communicate(timeout=DEADLINE)
+            kill_job(job, ranks=kill % 4 == 1)
         ckpt("verify", "run")
         prune = piped([zerorun, "ckpt", "prune", tmp_path / "run", "--keep_last", 1])
         time.sleep(moments.uniform(0, 0.03))
@@ -142,7 +138,7 @@ def test_a_restarted_run_continues_by_itself_and_a_new_one_does_not(start_train,
     text = "".join(wait_for_step(job, 5))
     assert "run held another run, now in " in text
     assert "resumed from" not in text
-    os.kill(rank_of(job.pid), signal.SIGKILL)
+    os.kill(processes_of(job.pid)[-1], signal.SIGKILL)
     output, errors = job.communicate(timeout=DEADLINE)
     assert job.returncode == 0, errors
     assert "restart 1 of 1" in errors
@@ -150,10 +146,21 @@ def test_a_restarted_run_continues_by_itself_and_a_new_one_does_not(start_train,
     assert int(resumed.split()[-1]) >= 4
 
 
-def rank_of(launcher):
-    """The process of a rank: the last below the launcher's."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return rank_of(int(children[-1])) if children else launcher
+def processes_of(launcher):
+    """It and all that it has started; the last is a rank."""
+    found = [launcher]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+            found += processes_of(int(child))
+    return found
+
+
+def kill_job(job, ranks):
+    """With `ranks` all processes at once; else the launcher, which takes the others along."""
+    for pid in reversed(processes_of(job.pid) if ranks else [job.pid]):
+        with contextlib.suppress(ProcessLookupError):  # it has ended with one before
+            os.kill(pid, signal.SIGKILL)
+    job.communicate(timeout=DEADLINE)
 
 
 def test_old_checkpoints_are_removed_as_asked(train, ckpt, read, tmp_path):

@@ -173,25 +173,26 @@ def tensors_in(value: Any, whole: bool = False) -> tuple[list[torch.Tensor], boo
     return found, complete
 
 
-def cast_in(
-    inputs: Any, cast: Callable[[torch.Tensor], torch.Tensor], around: frozenset[int] = frozenset()
-) -> Any:
-    """The inputs with their tensors cast, also in dataclasses. `around`: those that led here."""
+def cast_in(inputs: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The inputs with their tensors cast, also in dataclasses; those that change are copied."""
+    made: dict[int, Any] = {}  # by the original's id
 
-    def cast_fields(value: Any) -> Any:
+    def cast_any(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return cast(value)
-        is_one = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        if not is_one or id(value) in around:
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
             return value
-        made = copy.copy(value)
-        for field in dataclasses.fields(value):
-            if hasattr(value, field.name):
-                inside = cast_in(getattr(value, field.name), cast, around | {id(value)})
-                object.__setattr__(made, field.name, inside)
-        return made
+        if id(value) not in made:
+            made[id(value)] = value
+            if any(cast(tensor) is not tensor for tensor in tensors_in(value)[0]):
+                made[id(value)] = copied = copy.copy(value)
+                for field in dataclasses.fields(value):
+                    if hasattr(value, field.name):
+                        inside = tree_map_only(object, cast_any, getattr(value, field.name))
+                        object.__setattr__(copied, field.name, inside)
+        return made[id(value)]
 
-    return tree_map_only(object, cast_fields, inputs)
+    return tree_map_only(object, cast_any, inputs)
 
 
 def _children(value: Any) -> Mapping[Any, Any] | None:

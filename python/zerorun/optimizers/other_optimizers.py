@@ -14,8 +14,7 @@ from zerorun.shards.shards import Shards, shards_of
 
 @functools.cache
 def watch() -> None:
-    """From the first call on, such a step is an error; in DeepSpeed scripts a warning, if the
-    engine has another optimizer.
+    """From the first call on, such a step is an error; in DeepSpeed scripts a warning.
 
     It would train nothing, since the engine has the gradients, or each rank apart: an engine
     without an optimizer leaves the rank's own gradients, which hooks of parameters find, too.
@@ -24,36 +23,49 @@ def watch() -> None:
 
 
 def _look_at(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    if isinstance(optimizer.state, ParameterStates):
-        return  # an engine's, or the one that was given for it
+    inside = (v for v in vars(optimizer).values() if isinstance(v, torch.optim.Optimizer))
+    if any(map(_is_an_engines, (optimizer, *inside))):
+        return  # an engine's, the one that was given for it, or a wrapper of one
     in_backward = torch._C._current_graph_task_id() >= 0
     engines: dict[Shards, None] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
+            if not parameter.requires_grad and parameter.grad is None:
+                continue  # PyTorch would leave it, too
             shards = shards_of(parameter)
             if shards is None or not _misses_gradient(shards, parameter, in_backward):
                 return  # it trains something
             engines[shards] = None
     name = type(optimizer).__name__
-    if engines and all(s.policy.clips_as_torch or not s.layout.group_of for s in engines):
+    if any(s.policy.clips_as_torch or (s.stage == 3 and not s.layout.group_of) for s in engines):
         raise _C.ConfigError(
             f"{name}.step: its parameters are an engine's, which reduces the gradients for the "
             "optimizer that it was given: give it this one (zerorun.shard(model, "
             "optimizer=optimizer), or initialize)"
         )
-    if engines:
+    if any(shards.layout.group_of for shards in engines):
         warn(
             f"{name}.step changes nothing: the gradients of an engine's parameters are the "
             "engine's, which steps the optimizer that initialize was given"
         )
+    elif engines:
+        warn(
+            f"{name}.step: the engine of its parameters has no optimizer, so gradients are each "
+            "rank's own: average them, or give initialize this optimizer"
+        )
+
+
+def _is_an_engines(optimizer: torch.optim.Optimizer) -> bool:
+    # The engine replaces methods of the optimizer that it was given, whose states may be reset.
+    return isinstance(optimizer.state, ParameterStates) or "add_param_group" in vars(optimizer)
 
 
 def _misses_gradient(shards: Shards, parameter: Any, in_backward: bool) -> bool:
-    """True where a step of torch's finds no gradient, or only this rank's."""
+    """True where a step of torch's finds no gradient, or only one of several ranks'."""
     if shards.is_left:
         return False  # the program steps now
     if not shards.layout.group_of:
-        return True  # nothing was to be trained
+        return shards.ranks.data.world_size > 1  # nothing was to be trained
     if shards.stage == 0 and not shards.policy.clips_as_torch:
         return False  # DeepSpeed scripts find the average there
     return in_backward or parameter.grad is None

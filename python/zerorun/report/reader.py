@@ -114,6 +114,8 @@ def run_files(path: Path) -> list[Path]:
 
 
 def _is_metrics(file: Path) -> bool:
+    if not file.is_file():
+        return False
     with file.open(encoding="utf-8", errors="replace") as lines:
         head = parse_line(lines.readline(metrics_files.MOST_CHARACTERS)) or {}
     return "zerorun_metrics" in head or "step" in head

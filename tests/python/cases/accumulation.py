@@ -1,11 +1,104 @@
-"""Gradients of a batch that come late, go to another engine, or are a program's own."""
+"""Micro-steps, batches of them, and gradients that come late or not at all."""
 
 import copy
+import functools
+import itertools
+from pathlib import Path
 
 import torch
+import zerorun
 from torch import nn
 
 from cases.models import *
+
+Halves = tuple[torch.Tensor, torch.Tensor]
+
+
+def counted(engine: zerorun.ZeroEngine, halves: Halves, own: bool = False) -> float:
+    total = 0.0
+    for half in halves:
+        loss = loss_of(engine, half)
+        loss.backward() if own else engine.backward(loss)
+        assert engine.is_gradient_accumulation_boundary() == (half is halves[1])
+        engine.step()
+        total += loss.item() / 2
+    return total
+
+
+def bounded(engine: zerorun.ZeroEngine, halves: Halves) -> float:
+    """The program divides the loss and says when a batch ends, as Hugging Face's Trainer does."""
+    total = 0.0
+    for last, half in enumerate(halves):
+        engine.set_gradient_accumulation_boundary(is_boundary=bool(last))
+        loss = loss_of(engine, half) / 2
+        engine.backward(loss, scale_wrt_gas=False)
+        total += loss.item()
+        if last:
+            engine.step()
+    return total
+
+
+def added_up(engine: zerorun.ZeroEngine, halves: Halves, own: bool = False) -> float:
+    losses = [loss_of(engine, half) / 2 for half in halves]
+    for loss in losses:
+        loss.backward() if own else engine.backward(loss)
+    engine.step()
+    return sum(losses).item()
+
+
+def held_back(engine: zerorun.ZeroEngine, halves: Halves) -> float:
+    with engine.no_sync():
+        with engine.no_sync():
+            pass
+        one = loss_of(engine, halves[0]) / 2
+        engine.backward(one)
+        raises(zerorun.InternalError, "no_sync", engine.step)
+    other = loss_of(engine, halves[1]) / 2
+    engine.backward(other)
+    engine.step()
+    return (one + other).item()
+
+
+TWO = {"gradient_accumulation_steps": 2}
+WAYS = (
+    (counted, TWO | {"train_micro_batch_size_per_gpu": 2 // WORLD_SIZE}),
+    (functools.partial(counted, own=True), TWO),
+    (bounded, {}),
+    (bounded, TWO),
+    (added_up, {}),
+    (functools.partial(added_up, own=True), {}),
+    (held_back, {}),
+)
+
+
+def case_two_halves_are_the_batch_by_each_way() -> None:
+    expected, _ = reference(steps=4)
+    for stage in STAGES:
+        for way, keys in WAYS:
+            _, engine = started(config(stage, **keys))
+            losses = [way(engine, part_of(batch_of(step)).chunk(2)) for step in range(4)]
+            assert engine.global_steps == 4, way
+            assert_close(means(losses, engine), expected)
+
+
+def case_a_batch_that_is_given_up_leaves_nothing(folder: Path) -> None:
+    """By zero_grad after its only micro-step, or by a load after the first of two."""
+    for stage, micro_steps in itertools.product(STAGES, (1, 2)):
+        norms = []
+        for is_given_up in (False, True):
+            _, engine = started(config(stage, gradient_accumulation_steps=micro_steps))
+            engine.save_checkpoint(folder / str(stage))
+            if is_given_up:
+                backward(engine, 7)
+                if micro_steps == 1:
+                    engine.optimizer.zero_grad()
+                else:
+                    engine.step()
+                    engine.load_checkpoint(folder / str(stage))
+            train(engine, micro_steps)
+            norms.append(engine.get_global_grad_norm())
+            assert engine.global_steps == 1
+        assert norms[0] == norms[1]
 
 
 def player() -> nn.Module:
@@ -104,6 +197,6 @@ def case_hooks_find_the_gradient_of_this_rank() -> None:
         assert torch.equal(found[0].cpu(), torch.full((1, 4), 2.0 * (RANK + 1)))
         handle.remove()
         mean = sum(4.0 * (rank + 1) for rank in range(WORLD_SIZE)) / WORLD_SIZE
-        gradient = safe_get_full_grad(model.weight)
+        gradient = zerorun.zero.safe_get_full_grad(model.weight)
         assert torch.equal(gradient.cpu(), torch.full((1, 4), mean))
         engine.step()

@@ -1,6 +1,7 @@
 """Engines that end, that follow each other on one model, or that are used out of order."""
 
 import gc
+import itertools
 import os
 import weakref
 from pathlib import Path
@@ -148,6 +149,52 @@ def case_a_rank_without_a_backward_counts_as_zeros() -> None:
         engine.step()
         assert engine.global_steps == 1
         assert_values(model, plain, atol=1e-6)
+
+
+def case_parameters_that_are_frozen_later_stay_as_they_are() -> None:
+    def decaying(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(model.parameters(), lr=1e-2, weight_decay=0.1, momentum=0.9)
+
+    for make_optimizer, stage in itertools.product((adamw, decaying), STAGES):
+        plain = make()
+        optimizer = make_optimizer(plain)
+        model, engine = started(config(stage), optimizer=make_optimizer)
+        for step in range(5):
+            for each in (plain, model):
+                each.blocks[0].requires_grad_(step not in {1, 2})
+            torch_step(plain, optimizer, step)
+            train(engine, 1, first=step)
+        # torch counts a parameter's own steps, and the core the engine's.
+        tolerance = 2e-2 if make_optimizer is adamw else 1e-4
+        assert_values(model, plain, rtol=tolerance, atol=tolerance)
+
+
+def case_parameters_that_are_frozen_between_micro_steps_take_their_gradients() -> None:
+    """As with torch, which steps what has a gradient."""
+    for make_optimizer in (adamw, sgd):
+        plain = make()
+        optimizer = make_optimizer(plain)
+        models = {stage: make() for stage in STAGES}
+        engines = [
+            initialize(m, make_optimizer(m), config=config(stage, gradient_accumulation_steps=2))[0]
+            for stage, m in models.items()
+        ]
+        for step in range(2):
+            for half, rows in enumerate(part_of(batch_of(step)).chunk(2)):
+                for model in (plain, *models.values()):
+                    model.blocks[0].requires_grad_(half == 0)
+                    model.blocks[1].requires_grad_(half == 1)
+                for engine in engines:
+                    engine.backward(loss_of(engine, rows))
+                    engine.step()
+                parts = [part.chunk(2)[half] for part in batch_of(step).chunk(WORLD_SIZE)]
+                (loss_of(plain, torch.cat(parts)) / 2).backward()
+            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        for engine, model in zip(engines, models.values(), strict=True):
+            assert_values(model, plain, rtol=1e-4, atol=1e-4)
+            engine.destroy()
 
 
 class Projected(Model):

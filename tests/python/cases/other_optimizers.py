@@ -1,6 +1,9 @@
 """Steps of an optimizer that no engine was given, with parameters that are an engine's."""
 
+import collections
+import gc
 import warnings
+from typing import Any
 
 import deepspeed
 import pytest
@@ -73,10 +76,62 @@ def case_deepspeed_scripts_are_warned() -> None:
             engine.step()
 
 
-def case_engines_of_deepspeed_scripts_without_an_optimizer_leave_each_rank_its_gradients() -> None:
+def case_without_an_optimizer_each_rank_has_its_gradients() -> None:
+    """DeepSpeed scripts may average them."""
     for stage in range(4):
         model = make()
         engine = kept(deepspeed.initialize(model=model, config=config(stage)))[0]
         engine.backward(own_loss(engine, 0))
-        with pytest.raises(zerorun.ConfigError, match=TEXT):
+        if stage == 3:  # parameters are empty
+            with pytest.raises(zerorun.ConfigError, match=TEXT):
+                adamw(model).step()
+            continue
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             adamw(model).step()
+        assert "no optimizer, so gradients are each rank's own" in str(told[0].message)
+
+
+def case_those_that_an_engine_has_left_step_on() -> None:
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    del engine, _
+    gc.collect()
+    whole_loss(model, 0).backward()
+    with warnings.catch_warnings(action="error"):
+        adamw(model).step()
+
+
+def case_deepspeed_scripts_find_the_average_at_stage_0() -> None:
+    model = make()
+    engine = kept(deepspeed.initialize(model=model, optimizer=adamw(model), config=config(0)))[0]
+    engine.backward(own_loss(engine, 0))
+    with warnings.catch_warnings(action="error"):
+        adamw(model).step()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Steps the one that it has, as Lookahead does."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, {})
+        self.base = base
+
+    def step(self, closure: Any = None) -> None:
+        self.base.step(closure)
+
+
+def case_the_given_optimizer_may_be_wrapped_and_reset() -> None:
+    for stage in STAGES:
+        model = make()
+        optimizer = adamw(model)
+        engine = shard(model, stage=stage, optimizer=optimizer)
+        frozen = model.blocks[0].up.weight.requires_grad_(False)
+        for each in (Wrapper(optimizer), optimizer, torch.optim.SGD([frozen], lr=0.1)):
+            before = values_of(engine)
+            own_loss(model, 0).backward()
+            each.step()
+            optimizer.zero_grad()
+            trained = not all(map(torch.equal, before, values_of(engine)))
+            assert trained == (not isinstance(each, torch.optim.SGD))
+            optimizer.state = collections.defaultdict(dict)

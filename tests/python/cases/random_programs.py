@@ -328,7 +328,7 @@ def run(program: Program) -> list[torch.Tensor]:
 def case_drawn_programs_compute_what_pytorch_does(folder: Path) -> None:
     Drawn.met.clear()
     # With three kinds of engines, 24 programs have a model of each number with each of them.
-    kinds = (Bare, Initialized) if PRIVATE_MEMORY else (Sharded, Bare, Initialized)
+    kinds = (Bare if PRIVATE_MEMORY else Sharded, Bare, Initialized)
     for seed in range(PROGRAMS):
         kind = (kinds if seed < 3 * NUMBERS else (*kinds, Configured))[seed % len(kinds)]
         expected, found = run(Program(seed)), run(kind(seed, seed, folder))

@@ -118,6 +118,14 @@ class Batch:
     x: torch.Tensor
     parts: list[OwnInput]
     index: torch.Tensor
+    kept: "Kept"
+
+
+@dataclasses.dataclass
+class Kept:
+    """Of the program, which looks at it after the call."""
+
+    seen: list[int] = dataclasses.field(default_factory=list)
 
 
 class Summing(nn.Module):
@@ -127,6 +135,8 @@ class Summing(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         assert batch.index.dtype == torch.int64
+        assert batch.parts[0] is batch.parts[1]
+        batch.kept.seen.append(1)
         return self.layer(batch.x) + self.layer(batch.parts[0].tokens)
 
 
@@ -136,10 +146,11 @@ def case_inputs_in_dataclasses_are_cast() -> None:
     x = torch.ones(2, WIDTH, device=engine.device)
     part = OwnInput(x)
     part.whole = [part]
-    batch = Batch(x, [part], torch.arange(2))
+    batch = Batch(x, [part, part], torch.arange(2), Kept())
     assert engine(batch).dtype == torch.bfloat16
     assert batch.x is x
     assert part.tokens is x
+    assert batch.kept.seen == [1]
 
 
 class Conv1D(nn.Sequential):
