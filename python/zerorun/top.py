@@ -10,7 +10,7 @@ from typing import Any
 
 from zerorun import _C
 from zerorun.command_line import Parser, exit_with, tell_error
-from zerorun.metrics.files import check_version, is_figure, parse_line, rank_in, straggler_text
+from zerorun.metrics import files as metrics_files
 from zerorun.report.reader import rank_of, run_files
 
 _TAIL_BYTES = 1 << 16
@@ -44,15 +44,14 @@ def latest(path: Path) -> Latest:
         raise _C.ConfigError(f"{path}: no such file or folder; expected the FILE of --metrics")
     found = Latest()
     for file in run_files(path):
-        with file.open(encoding="utf-8", errors="replace") as opened:
-            head = parse_line(opened.readline(_TAIL_BYTES)) or {}
+        head = metrics_files.first_line(file)
         if "zerorun_metrics" in head:
-            check_version(head, file)
+            metrics_files.check_version(head, file)
         rank, age = rank_of(file), time.time() - file.stat().st_mtime
         for text in _tail(file):
-            line = parse_line(text) or {}
+            line = metrics_files.parse_line(text) or {}
             if isinstance(line.get("step"), int):
-                own = rank_in(line, rank)
+                own = metrics_files.rank_in(line, rank)
                 found.lines[own], found.ages_s[own] = line, age
                 found.ended = False
             found.ended = found.ended or "param_hash" in line
@@ -68,7 +67,7 @@ def _scaled(value: float, units: tuple[str, ...], base: float) -> str:
 
 
 def _number(line: _Line, *names: str) -> float | None:
-    return next((line[name] for name in names if is_figure(line.get(name))), None)
+    return next((line[name] for name in names if metrics_files.is_figure(line.get(name))), None)
 
 
 def _compute_ms(line: _Line) -> float | None:
@@ -133,7 +132,7 @@ def table(found: Latest, name: str) -> list[str]:
     text = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows]
     ranks = f"{len(found.lines)} rank{'' if len(found.lines) == 1 else 's'}"
     lines = [f"{ranks}{', ended' if found.ended else ''}: {name}", *text]
-    late = [straggler_text(line) for line in found.lines.values()]
+    late = [metrics_files.straggler_text(line) for line in found.lines.values()]
     return lines + [one for one in late if one]
 
 

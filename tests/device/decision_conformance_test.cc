@@ -1,5 +1,5 @@
-// What a device decides about a step, against the host's decision and its norm; and Lamb's trust
-// ratios.
+// What a device decides about a step, against the host's decision and its norm; Lamb's trust
+// ratios, and the orthogonalization of Muon's matrices.
 #include "amp/step_decider.h"
 #include "device/newton_schulz.h"
 #include "tests/device/conformance.h"

@@ -97,6 +97,12 @@ def parse_line(text: str) -> dict[str, Any] | None:
     return line if isinstance(line, dict) else None
 
 
+def first_line(path: Path) -> dict[str, Any]:
+    """What a metrics file says of its run; {} if that is no JSON object. Raises OSError."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return parse_line(file.readline(MOST_CHARACTERS)) or {}
+
+
 class Tail:
     """A file of lines, read on from where the last look ended."""
 

@@ -114,11 +114,9 @@ def run_files(path: Path) -> list[Path]:
 
 
 def _is_metrics(file: Path) -> bool:
-    if not file.is_file():
-        return False
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        head = parse_line(lines.readline(metrics_files.MOST_CHARACTERS)) or {}
-    return "zerorun_metrics" in head or "step" in head
+    return file.is_file() and bool(
+        metrics_files.first_line(file).keys() & {"zerorun_metrics", "step"}
+    )
 
 
 def rank_of(file: Path) -> int:

@@ -46,8 +46,8 @@ def case_within_backward_it_is_an_error_before_ranks_part() -> None:
 
 
 def case_what_trains_something_steps_on() -> None:
-    """The engine's own optimizers, parameters that are no engine's, and those that an engine has
-    left."""
+    """The engine's own optimizers, and those of parameters that are no engine's, or were that of
+    one that was destroyed."""
     model, head = make(), nn.Linear(3, 3)
     engine = shard(model, stage=2, optimizer=adamw(model))
     both = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)

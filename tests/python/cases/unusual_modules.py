@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import types
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from tied_model import VOCABULARY
 from torch import nn
 
 from cases.models import *
-from cases.random_modules import WAYS, WIDTH, Giver, Taker
+from cases.random_modules import BOXES, WAYS, WIDTH, Giver, OwnData, SlottedData, Taker
 
 
 def check(kind: type[nn.Module], steps: int = 5) -> None:
@@ -42,20 +43,6 @@ def case_what_a_model_returns_of_its_parameters_stays() -> None:
         torch.testing.assert_close(value.cpu(), plain.detach())
 
 
-class Slotted:
-    __slots__ = ("hidden",)
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.hidden = hidden
-
-
-KINDS: tuple[tuple[Callable[[Any], Any], Callable[[Any], torch.Tensor]], ...] = (
-    (Slotted, lambda result: result.hidden),
-    (lambda x: [Slotted(x)], lambda result: result[0].hidden),
-    (lambda x: lambda: x, lambda result: result()),
-)
-
-
 class Wrapping(Block):
     def __init__(self, wrap: Callable[[Any], Any]) -> None:
         super().__init__(WIDTH)
@@ -68,11 +55,11 @@ class Wrapping(Block):
 class HiddenResult(Model):
     def __init__(self) -> None:
         super().__init__(width=WIDTH)
-        self.blocks = nn.ModuleList(Wrapping(wrap) for wrap, _ in KINDS)
+        self.blocks = nn.ModuleList(Wrapping(wrap) for wrap, _ in BOXES.values())
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
-        for block, (_, unwrap) in zip(self.blocks, KINDS, strict=True):
+        for block, (_, unwrap) in zip(self.blocks, BOXES.values(), strict=True):
             x = unwrap(block(x))
         return self.head(x)
 
@@ -81,42 +68,27 @@ def case_results_may_be_any_objects() -> None:
     check(HiddenResult)
 
 
-@dataclasses.dataclass(slots=True)
-class SlottedInput:
-    tokens: torch.Tensor
-
-
-@dataclasses.dataclass
-class OwnInput:
-    """Contains itself."""
-
-    tokens: torch.Tensor
-    whole: Any = None
-
-
 class Unpacking(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, given: Any) -> torch.Tensor:
-        return self.up(given.tokens)
+        return self.up(given.x)
 
 
 def case_arguments_may_be_any_dataclasses() -> None:
     _, engine = started(bare_config(), lambda: nn.Sequential(Unpacking(), nn.Linear(WIDTH, WIDTH)))
     x = torch.ones(2, WIDTH, device=engine.device)
-    expected = engine(OwnInput(x))
-    given = OwnInput(x)
-    given.whole = [given]
-    for each in (SlottedInput(x), given):
+    expected = engine(types.SimpleNamespace(x=x))
+    for each in (SlottedData(x), OwnData(x)):
         assert torch.equal(engine(each), expected)
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
     x: torch.Tensor
-    parts: list[OwnInput]
+    parts: list[OwnData]
     index: torch.Tensor
     kept: "Kept"
 
@@ -137,19 +109,18 @@ class Summing(nn.Module):
         assert batch.index.dtype == torch.int64
         assert batch.parts[0] is batch.parts[1]
         batch.kept.seen.append(1)
-        return self.layer(batch.x) + self.layer(batch.parts[0].tokens)
+        return self.layer(batch.x) + self.layer(batch.parts[0].x)
 
 
 def case_inputs_in_dataclasses_are_cast() -> None:
     """As under FSDP2; the program's own objects stay as they are."""
     engine = shard(make(Summing), dtype=torch.bfloat16)
     x = torch.ones(2, WIDTH, device=engine.device)
-    part = OwnInput(x)
-    part.whole = [part]
+    part = OwnData(x)
     batch = Batch(x, [part, part], torch.arange(2), Kept())
     assert engine(batch).dtype == torch.bfloat16
     assert batch.x is x
-    assert part.tokens is x
+    assert part.x is x
     assert batch.kept.seen == [1]
 
 
