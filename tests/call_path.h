@@ -5,7 +5,6 @@
 
 #include "core/check.h"
 #include "tests/common.h"
-#include "tests/paths.h"
 
 // Compares stacks with the paths that ARCHITECTURE.md lists.
 namespace zerorun::call_path {

@@ -1,5 +1,5 @@
-// What nearly every test includes: GoogleTest, the standard library, fmt, and matchers by their
-// names. It is precompiled (cmake/Precompile.cmake).
+// What nearly every test includes: GoogleTest, the standard library, fmt, matchers by their names,
+// the text of an error, and a folder to write to. It is precompiled (cmake/Precompile.cmake).
 #pragma once
 
 #include <fcntl.h>
@@ -55,6 +55,15 @@
 #include <utility>
 #include <vector>
 
+#include "zerorun/error.h"
+
+// Absolute paths, without a slash at the end. Functions, so that only tests/paths.cc depends on
+// where a clone lies, and ccache serves the other tests to every clone.
+namespace zerorun::test_paths {
+std::string tests();  // this folder
+std::string build();  // the build's
+}  // namespace zerorun::test_paths
+
 namespace zerorun {
 
 using ::testing::AllOf;
@@ -70,5 +79,59 @@ using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 using ::testing::ThrowsMessage;
+
+namespace testing {
+
+// The text of the E that `call` throws; empty when it throws nothing.
+template <typename E = Error, typename Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return {};
+}
+
+// An empty directory for one test, removed with everything in it.
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = ::testing::TempDir() + "zerorun_test_XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + name);
+    path_ = name;
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+
+  const std::filesystem::path& path() const { return path_; }
+  std::string path(const std::string& name) const { return (path_ / name).string(); }
+  // Writes a file, its directories included; returns its path.
+  std::filesystem::path write(const std::string& name, const std::string& text,
+                              bool executable = false) const {
+    const std::filesystem::path path = path_ / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+    if (executable) std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+  std::string read(const std::string& name) const {
+    std::ostringstream text;
+    text << std::ifstream(path_ / name).rdbuf();
+    return text.str();
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace testing
+
+using testing::error_of;
+using testing::Scratch;
 
 }  // namespace zerorun

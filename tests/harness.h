@@ -2,7 +2,6 @@
 
 #include "device/cpu/cpu_stream.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun::testing {

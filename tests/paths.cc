@@ -1,4 +1,4 @@
-#include "tests/paths.h"
+#include "tests/common.h"
 
 namespace zerorun::test_paths {
 

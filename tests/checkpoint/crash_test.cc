@@ -1,9 +1,7 @@
 #include <sys/ptrace.h>
-#include <sys/syscall.h>
 
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/toy_job.h"
-#include "tests/common.h"
 #include "tests/refused_calls.h"
 
 namespace zerorun {

@@ -3,8 +3,6 @@
 #include "checkpoint/format/shard_file.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 
 namespace zerorun {
 namespace {

@@ -2,12 +2,8 @@
 
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
-#include "zerorun/device.h"
-#include "zerorun/engine.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 

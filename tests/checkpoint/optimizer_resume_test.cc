@@ -1,7 +1,4 @@
-#include <sys/resource.h>
-
 #include "tests/checkpoint/toy_job.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

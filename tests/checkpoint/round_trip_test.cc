@@ -1,4 +1,3 @@
-#include "core/check.h"
 #include "tests/call_path.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/toy_job.h"

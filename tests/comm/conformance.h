@@ -2,11 +2,8 @@
 
 #include <ostream>
 
-#include "core/check.h"
 #include "tests/comm/reference.h"
 #include "tests/harness.h"
-#include "zerorun/communicator.h"
-#include "zerorun/device.h"
 
 namespace zerorun::testing {
 

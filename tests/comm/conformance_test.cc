@@ -4,8 +4,6 @@
 // size: the rules of one interface
 #include "tests/comm/conformance.h"
 
-#include "tests/error_of.h"
-
 namespace zerorun::testing {
 namespace {
 

@@ -1,7 +1,5 @@
 // Groups of ranks: who is in them, what is counted, and who learns of an error in one of them.
-#include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
-#include "tests/harness.h"
 
 namespace zerorun::testing::groups {
 namespace {

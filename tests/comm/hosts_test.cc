@@ -4,7 +4,6 @@
 #include "comm/hierarchical/connecting.h"
 #include "comm/hierarchical/topology.h"
 #include "comm/waiting.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/comm/reference.h"
 #include "tests/harness.h"
 

@@ -2,7 +2,6 @@
 
 #include "tests/common.h"
 #include "tests/gate.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing::job_state_test {
 namespace {

@@ -2,7 +2,6 @@
 #include "comm/agreement.h"
 #include "comm/hierarchical/topology.h"
 #include "comm/rendezvous/tcp_store.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
 #include "tests/comm/reference.h"
 

@@ -4,9 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/stall_report.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
-#include "tests/scratch.h"
 
 namespace zerorun::testing::stall_test {
 namespace {

@@ -1,9 +1,6 @@
 #include "config/docs/report.h"
 #include "config/elasticity.h"
-#include "tests/common.h"
 #include "tests/config/support.h"
-#include "tests/paths.h"
-#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {

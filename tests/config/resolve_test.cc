@@ -1,9 +1,7 @@
 #include "config/derive.h"
 #include "config/docs/report.h"
 #include "config/json/reader.h"
-#include "tests/common.h"
 #include "tests/config/support.h"
-#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {

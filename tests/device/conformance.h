@@ -5,7 +5,6 @@
 #include "core/parallel.h"
 #include "tests/common.h"
 #include "zerorun/device.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 

@@ -1,5 +1,4 @@
 #include "tests/device/conformance.h"
-#include "tests/error_of.h"
 
 namespace zerorun::testing {
 namespace {

@@ -1,8 +1,7 @@
 #include "device/plugin.h"
 
+#include "tests/common.h"
 #include "tests/device/plugin/plugin.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
 
 namespace zerorun::testing {
 namespace {

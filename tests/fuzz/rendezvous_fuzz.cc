@@ -11,7 +11,6 @@
 #include "launcher/control/control_connection.h"
 #include "os/socket.h"
 #include "tests/fuzz/driver.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {

@@ -2,11 +2,8 @@
 // needs hosts that differ, tests/hosts/test_by_hand.py has it.
 #include <ctime>
 
-#include "os/socket.h"
-#include "tests/common.h"
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
-#include "tests/scratch.h"
 
 namespace zerorun::by_hand_test {
 namespace {

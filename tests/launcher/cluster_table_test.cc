@@ -3,11 +3,7 @@
 
 #include <ostream>
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/launcher/cluster_choice.h"
-#include "tests/scratch.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

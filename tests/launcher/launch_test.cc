@@ -1,11 +1,8 @@
 // The launcher as users meet it: what starts, what it sees, what comes out.
 
-#include "launcher/ranks/cpus.h"
 #include "os/socket.h"
-#include "tests/common.h"
 #include "tests/launcher/cluster_choice.h"
 #include "tests/launcher/launcher_process.h"
-#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {

@@ -2,7 +2,6 @@
 
 #include "launcher/ranks/process.h"
 #include "tests/common.h"
-#include "tests/scratch.h"
 
 namespace zerorun::testing {
 

@@ -3,9 +3,7 @@
 
 #include "launcher/control/control_connection.h"
 #include "launcher/hosts/cluster.h"
-#include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
-#include "tests/scratch.h"
 
 namespace zerorun::nodes_test {
 namespace {

@@ -1,9 +1,6 @@
 #include "launcher/options.h"
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/launcher/cluster_choice.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

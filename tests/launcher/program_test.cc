@@ -3,9 +3,6 @@
 #include "launcher/environment.h"
 #include "launcher/job.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/scratch.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

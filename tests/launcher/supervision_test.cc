@@ -1,7 +1,6 @@
 // How jobs end: by failures, by the user, by kill -9 of any member. Nothing may be left over.
 
 #include "os/process_identity.h"
-#include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
 
 namespace zerorun {

@@ -2,8 +2,7 @@
 
 #include "core/format_bytes.h"
 #include "offload/direct_file.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
+#include "tests/common.h"
 #include "tests/refused_calls.h"
 #include "zerorun/device.h"
 

@@ -5,9 +5,6 @@
 #include "offload/state_store.h"
 #include "os/file_descriptor.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {

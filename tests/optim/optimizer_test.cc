@@ -3,9 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "zerorun/error.h"
 #include "zerorun/lr_schedule.h"
 
 namespace zerorun {

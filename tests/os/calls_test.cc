@@ -6,8 +6,6 @@
 #include "os/thread_priority.h"
 #include "os/uninterrupted.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {

@@ -1,5 +1,5 @@
 #include "os/host_limits.h"
-#include "tests/scratch.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 namespace {

@@ -2,8 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "tests/error_of.h"
-#include "tests/paths.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 namespace {

@@ -3,8 +3,7 @@
 #include <sys/resource.h>
 
 #include "os/text_file.h"
-#include "tests/error_of.h"
-#include "tests/scratch.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 namespace {

@@ -1,10 +1,8 @@
 #include <CLI/CLI.hpp>
 
 #include "tests/common.h"
-#include "tests/scratch.h"
 #include "tools/commands.h"
 #include "train/run/options.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

@@ -1,7 +1,6 @@
 // The traffic of shard groups and of secondary partitions of parameters within a host (hpZ), what
 // they refuse, and arrangements of hosts that GroupMixTest, which has their bits, does not draw.
 
-#include "core/check.h"
 #include "tests/zero/toy_run.h"
 #include "zero/memory_plan.h"
 #include "zerorun/exact_sum.h"

@@ -1,9 +1,6 @@
 #include "zero/memory_plan.h"
 
-#include "core/check.h"
-#include "tests/common.h"
 #include "tests/zero/toy_run.h"
-#include "zerorun/config.h"
 
 namespace zerorun::testing::planned {
 namespace {

@@ -1,4 +1,3 @@
-#include "core/check.h"
 #include "tests/zero/toy_run.h"
 
 namespace zerorun::testing::offload {

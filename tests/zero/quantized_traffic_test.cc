@@ -1,6 +1,5 @@
 // Parameters and gradients that travel between hosts in few bits.
 
-#include "core/check.h"
 #include "tests/zero/toy_run.h"
 #include "zero/gradients/quantized_reduction.h"
 

@@ -3,7 +3,6 @@
 
 #include "comm/device_communicator.h"
 #include "device/cpu/cpu_device.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/zero/stream_program.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "tests/harness.h"
-#include "tests/paths.h"
 #include "tests/zero/toy_model.h"
 
 namespace zerorun::testing {

@@ -4,9 +4,6 @@
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

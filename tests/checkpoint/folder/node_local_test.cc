@@ -1,6 +1,5 @@
 #include "checkpoint/files/layout.h"
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/common.h"
 
 namespace zerorun {
 namespace {

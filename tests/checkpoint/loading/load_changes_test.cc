@@ -1,9 +1,6 @@
 #include "checkpoint/loading/record_runs.h"
 #include "checkpoint/loading/undo_log.h"
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
 
 namespace zerorun::load_changes {
 namespace {

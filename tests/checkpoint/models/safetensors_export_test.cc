@@ -1,9 +1,4 @@
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "zerorun/checkpoint.h"
 
 namespace zerorun {
 namespace {

@@ -2,8 +2,6 @@
 #include "checkpoint/saving/save.h"
 #include "os/free_space.h"
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 
 namespace zerorun {
 namespace {

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/comm/nccl/nccl_test.h"
-#include "tests/scratch.h"
 
 namespace zerorun::testing::nccl_stall {
 namespace {

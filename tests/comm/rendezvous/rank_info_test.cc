@@ -5,9 +5,6 @@
 #include "config/env.h"
 #include "os/socket.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "zerorun/communicator.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {

@@ -6,9 +6,7 @@
 #include "comm/rendezvous/tcp_store.h"
 #include "os/address.h"
 #include "os/socket.h"
-#include "tests/error_of.h"
-#include "tests/scratch.h"
-#include "zerorun/communicator.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 namespace {

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include "comm/shm/segment.h"
-#include "device/cpu/cpu_stream.h"
 #include "os/host_limits.h"
 #include "tests/comm/reference.h"
 #include "tests/harness.h"

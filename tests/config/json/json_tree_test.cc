@@ -1,6 +1,5 @@
 #include "config/json/json_tree.h"
 
-#include "tests/common.h"
 #include "tests/config/support.h"
 #include "tests/fuzz/config_seeds.h"
 

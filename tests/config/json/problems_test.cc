@@ -1,6 +1,4 @@
 #include "config/checks/suggest.h"
-#include "config/json/json_tree.h"
-#include "tests/common.h"
 #include "tests/config/support.h"
 
 namespace zerorun {

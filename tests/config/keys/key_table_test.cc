@@ -1,9 +1,7 @@
 #include "config/keys/key_table.h"
 
 #include "config/checks/check.h"
-#include "tests/common.h"
 #include "tests/config/support.h"
-#include "tests/paths.h"
 
 namespace zerorun {
 namespace {

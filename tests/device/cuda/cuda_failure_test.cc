@@ -1,6 +1,5 @@
 // The CUDA device when CUDA or cuBLAS refuse: a typed error that says where, and nothing leaks.
 
-#include "device/cpu/cpu_stream.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/gate.h"
 #include "zerorun/exact_sum.h"

@@ -1,14 +1,10 @@
 // A checkpoint's bytes between files and a GPU.
 #include "checkpoint/loading/device_copies.h"
 
-#include "comm/nccl/communicator.h"
 #include "tests/checkpoint/temporary_directory.h"
-#include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"
 #include "tests/zero/cuda/transports.h"
-#include "tests/zero/toy_run.h"
 #include "zerorun/checkpoint.h"
-#include "zerorun/engine.h"
 
 namespace zerorun::testing::device_copies {
 namespace {

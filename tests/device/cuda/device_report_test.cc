@@ -6,9 +6,7 @@
 #include "device/cuda/libraries/library_files.h"
 #include "device/cuda_backend.h"
 #include "device/plugin.h"
-#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
-#include "zerorun/error.h"
 
 extern "C" const zerorun::CudaBackend* zerorun_cuda_backend();
 

@@ -1,10 +1,8 @@
 // CUDA streams that wait for events of the host.
-#include <cuda.h>
 
 #include "device/cpu/cpu_stream.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {

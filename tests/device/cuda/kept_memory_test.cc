@@ -1,11 +1,7 @@
 // Freed memory that a device keeps for reuse: counted, within the limit, and no more than steps
 // use.
-#include "comm/nccl/communicator.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/error_of.h"
 #include "tests/zero/cuda/transports.h"
 #include "zero/memory_plan.h"
-#include "zerorun/engine.h"
 
 namespace zerorun::testing {
 namespace {

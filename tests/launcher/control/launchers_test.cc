@@ -1,18 +1,10 @@
 // What the launchers of a job's hosts say to each other, where the test is one side.
 #include <sys/resource.h>
-#include <sys/socket.h>
 
-#include "comm/rendezvous/frame_server.h"
-#include "core/build_id.h"
-#include "launcher/control/control_connection.h"
 #include "launcher/control/coordinator.h"
 #include "launcher/ranks/supervisor.h"
-#include "os/socket.h"
-#include "tests/common.h"
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
-#include "tests/scratch.h"
-#include "zerorun/error.h"
 
 namespace zerorun::launchers_test {
 namespace {

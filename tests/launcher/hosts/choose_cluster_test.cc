@@ -1,11 +1,6 @@
-#include "launcher/hosts/host_filter.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/job.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/launcher/cluster_choice.h"
-#include "tests/scratch.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

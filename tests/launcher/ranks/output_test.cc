@@ -3,8 +3,6 @@
 #include "launcher/options.h"
 #include "launcher/ranks/report.h"
 #include "tests/common.h"
-#include "tests/scratch.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

@@ -2,9 +2,6 @@
 
 #include "launcher/ranks/cpus.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/scratch.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

@@ -1,6 +1,4 @@
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
 #include "tools/ckpt/ckpt_report.h"
 
 namespace zerorun::saved_values_test {

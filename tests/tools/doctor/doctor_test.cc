@@ -4,9 +4,6 @@
 
 #include "os/socket.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {

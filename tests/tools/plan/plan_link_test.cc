@@ -1,13 +1,9 @@
 #include <nlohmann/json.hpp>
 
-#include "tests/common.h"
 #include "tests/harness.h"
-#include "tests/paths.h"
-#include "tests/scratch.h"
 #include "tools/plan/plan.h"
 #include "tools/plan/simulation.h"
 #include "zerorun/checkpoint.h"
-#include "zerorun/engine.h"
 
 namespace zerorun {
 namespace {

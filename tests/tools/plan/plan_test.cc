@@ -1,9 +1,6 @@
 #include "tools/plan/plan.h"
 
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "tests/scratch.h"
 #include "tools/commands.h"
 #include "tools/terminal/tool.h"
 #include "train/model/activations.h"

@@ -2,8 +2,6 @@
 
 #include "checkpoint/files/layout.h"
 #include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/harness.h"
 #include "tools/plan/plan.h"
 #include "zerorun/checkpoint.h"

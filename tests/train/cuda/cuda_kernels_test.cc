@@ -3,17 +3,11 @@
 // Train's CUDA kernels beyond the contract of Kernels: waits, workspace, TF32, refusals.
 #include "train/cuda/cuda_kernels.h"
 
-#include "device/cuda/cuda_device.h"
 #include "testing/fake_cublas_lt/cublas_lt.h"
-#include "testing/fake_cuda/fake_cuda.h"
-#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/error_of.h"
 #include "tests/gate.h"
-#include "tests/train/model/golden_model.h"
 #include "tests/train/model/kernels_conformance.h"
 #include "tests/train/model/model_conformance.h"
-#include "train/model/kernels.h"
 
 namespace zerorun::train::testing {
 namespace {

@@ -1,7 +1,5 @@
 #include "train/data/corpus.h"
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/train/token_file.h"
 #include "train/data/batches.h"
 

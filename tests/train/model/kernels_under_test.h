@@ -4,8 +4,6 @@
 #include "tests/common.h"
 #include "train/cpu/cpu_kernels.h"
 #include "train/model/kernels.h"
-#include "zerorun/device.h"
-#include "zerorun/tensor.h"
 
 namespace zerorun::train::testing {
 

@@ -1,12 +1,7 @@
 #include "train/model/model.h"
 
-#include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/train/model/golden_model.h"
 #include "tests/train/model/kernels_conformance.h"
 #include "tests/train/model/model_conformance.h"
-#include "train/cpu/matrix.h"
-#include "train/model/gpt_config.h"
 #include "train/model/philox.h"
 #include "zero/partition/model_spec.h"
 

@@ -1,9 +1,7 @@
 #include <nlohmann/json.hpp>
 
-#include "tests/common.h"
 #include "tests/train/token_file.h"
 #include "train/report/report.h"
-#include "zerorun/error.h"
 
 namespace zerorun::train::testing {
 namespace {

@@ -1,10 +1,7 @@
 #include "train/run/options.h"
 
 #include "config/keys/key_table.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/train/run/trainer_fixture.h"
-#include "train/run/run_setup.h"
 
 namespace zerorun::train::testing {
 namespace {

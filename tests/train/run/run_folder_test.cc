@@ -1,7 +1,5 @@
 #include <sys/resource.h>
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/train/token_file.h"
 #include "train/cpu/matrix.h"
 #include "train/run/run.h"

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/train/token_file.h"
 #include "train/run/trainer.h"

@@ -1,9 +1,6 @@
 #include "train/run/trainer.h"
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/train/run/trainer_fixture.h"
-#include "train/model/activations.h"
 #include "train/run/run.h"
 
 namespace zerorun::train::testing {

@@ -2,7 +2,6 @@
 // the decision from the GPU's memory. What comes of it is what the CPU's steps do.
 
 #include "tests/zero/cuda/transports.h"
-#include "tests/zero/toy_run.h"
 
 namespace zerorun::testing::decided_step {
 namespace {

@@ -2,14 +2,10 @@
 // see failing_calls.h.
 #include <ostream>
 
-#include "comm/device_communicator.h"
-#include "comm/nccl/communicator.h"
-#include "device/cuda/runtime/cuda_stream.h"
 #include "device/cuda/runtime/current_device.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/zero/cuda/transports.h"
 #include "tests/zero/stream_program.h"
-#include "zerorun/engine.h"
 #include "zerorun/out_of_memory.h"
 
 namespace zerorun::testing::engine_failure {

@@ -1,9 +1,7 @@
 // The engine on the CUDA device, through both of its transports, on fake CUDA libraries with
 // delays: a missing wait between streams, or host code that reads device memory too early, changes
 // the parameters. The fake NCCL adds in the same tree, so the CPU's bits are expected.
-#include "zerorun/engine.h"
 
-#include "tests/paths.h"
 #include "tests/zero/cuda/transports.h"
 #include "tests/zero/stream_program.h"
 #include "zero/memory_plan.h"

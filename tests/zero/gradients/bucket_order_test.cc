@@ -1,5 +1,4 @@
 // The order in which buckets are reduced, and modules gathered.
-#include "tests/common.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"
 #include "zero/gradients/gradient_batch.h"

@@ -1,5 +1,4 @@
 #include "core/wait_clock.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/zero/toy_run.h"
 #include "zero/timeline/straggler_watch.h"
 

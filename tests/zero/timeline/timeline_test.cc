@@ -3,8 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/observers.h"
-#include "tests/scratch.h"
 #include "tests/zero/toy_run.h"
 #include "zero/timeline/span_log.h"
 
