@@ -78,7 +78,6 @@ using ::testing::IsSupersetOf;
 using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
-using ::testing::ThrowsMessage;
 
 namespace testing {
 
@@ -91,6 +90,19 @@ std::string error_of(const Call& call) {
     return error.what();
   }
   return {};
+}
+
+// A text that has all of these parts; a matcher among them is one for the whole text.
+template <typename... Parts>
+auto HasAll(const Parts&... parts) {
+  const auto one = [](const auto& part) {
+    if constexpr (std::is_convertible_v<decltype(part), std::string>) {
+      return HasSubstr(std::string(part));
+    } else {
+      return part;
+    }
+  };
+  return AllOf(one(parts)...);
 }
 
 // An empty directory for one test, removed with everything in it.
@@ -132,6 +144,12 @@ class Scratch {
 }  // namespace testing
 
 using testing::error_of;
+using testing::HasAll;
 using testing::Scratch;
 
 }  // namespace zerorun
+
+// That `call` throws an E, or any Error, whose text has all of the parts.
+#define EXPECT_ERROR_OF(E, call, ...) \
+  EXPECT_THAT(::zerorun::testing::error_of<E>([&] { call; }), ::zerorun::HasAll(__VA_ARGS__))
+#define EXPECT_ERROR(call, ...) EXPECT_ERROR_OF(::zerorun::Error, call, __VA_ARGS__)

@@ -128,9 +128,8 @@ TEST_F(Damage, NamesFileOffsetAndParameter) {
   std::string bytes = read_file(shards_[1]);
   bytes[header] ^= 1;
   write_file(shards_[1], bytes);
-  EXPECT_THAT(load(),
-              AllOf(HasSubstr(shards_[1].string()), HasSubstr(fmt::format("offset {}", header)),
-                    HasSubstr("elements [6, 15) of weight (master)")));
+  EXPECT_THAT(load(), HasAll(shards_[1].string(), fmt::format("offset {}", header),
+                             "elements [6, 15) of weight (master)"));
 }
 
 TEST_F(Damage, AMissingFileIsNamedAndALinkThatLeadsNowhereIsNone) {
@@ -141,8 +140,8 @@ TEST_F(Damage, AMissingFileIsNamedAndALinkThatLeadsNowhereIsNone) {
     fs::create_symlink(target, shards_[1]);
     FakeEngine engine = make_engine(2);
     const std::string before = engine.bytes();
-    EXPECT_THAT(error_of<IoError>([&] { load_checkpoint(engine, *comm_, directory_.string()); }),
-                HasSubstr("cannot open " + shards_[1].string()));
+    EXPECT_ERROR_OF(IoError, load_checkpoint(engine, *comm_, directory_.string()),
+                    "cannot open " + shards_[1].string());
     EXPECT_EQ(engine.bytes(), before);
   }
 }
@@ -220,8 +219,7 @@ TEST_F(Damage, VerifyReportsEveryCheckpoint) {
   testing::flip_last_bit(shards_[0]);
   write_file(directory_.path() / "latest", "gone\n");
   EXPECT_THAT(verify_error(directory_.string()),
-              AllOf(HasSubstr(shards_[0].string()), HasSubstr("gone holds no checkpoint"),
-                    Not(HasSubstr("ok"))));
+              HasAll(shards_[0].string(), "gone holds no checkpoint", Not(HasSubstr("ok"))));
   EXPECT_THAT(lines_, ElementsAre(HasSubstr("/good: ok")));
 }
 

@@ -50,9 +50,8 @@ TEST(GroupTest, ARankThatLeavesEndsTheWaitsOfEveryGroupByName) {
       begun.wait();
       if (world.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
       Communicator& waits = world.rank() == 2 ? *grid.row : *grid.column;
-      const auto of_rank_3 =
-          AllOf(HasSubstr("rank 3"), HasSubstr("left"),
-                AnyOf(HasSubstr("'row 1: step 7'"), HasSubstr("'column 1: step 7'")));
+      const auto of_rank_3 = HasAll(
+          "rank 3", "left", AnyOf(HasSubstr("'row 1: step 7'"), HasSubstr("'column 1: step 7'")));
       // Who waits for another group's wait names both.
       const bool waits_for_rank_3 = world.rank() != 0;
       EXPECT_THAT(
@@ -79,7 +78,7 @@ TEST(GroupTest, AnAbortEndsTheWaitsInOtherGroups) {
       if (world.rank() != 0) told.wait();
       const std::string error = error_of_barrier(*grid.column, "step 7");
       if (world.rank() == 0) told.count_down();
-      EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("out of data")));
+      EXPECT_THAT(error, HasAll("rank 1", "out of data"));
     });
   }
 }
@@ -89,8 +88,8 @@ TEST(GroupTest, ADeadlineNamesTheGroupAndTheRanksOfTheJob) {
   run_ranks({.ranks = 4, .timeout = std::chrono::seconds(2)}, [&](Communicator& world) {
     const Grid grid(world);
     barrier(*grid.row, "step 6");
-    const auto of_row_1 = AllOf(HasSubstr("rank 2 waited"), HasSubstr("'row 1: step 7'"),
-                                HasSubstr("for rank 3 (pid"), HasSubstr("'row 1: step 6'"));
+    const auto of_row_1 =
+        HasAll("rank 2 waited", "'row 1: step 7'", "for rank 3 (pid", "'row 1: step 6'");
     if (world.rank() == 2) {
       EXPECT_THAT(error_of_barrier(*grid.row, "step 7"), of_row_1);
       told.count_down();
@@ -114,8 +113,8 @@ void expect_told_of(int killed, bool has_store, Processes& ranks) {
     if (survivor == killed) continue;
     EXPECT_THAT(
         ranks.result(survivor),
-        AllOf(HasSubstr(fmt::format("rank {}", killed)), HasSubstr("died"),
-              AnyOf(names_a_group_of(killed), names_a_group_of(has_store ? killed : survivor))))
+        HasAll(fmt::format("rank {}", killed), "died",
+               AnyOf(names_a_group_of(killed), names_a_group_of(has_store ? killed : survivor))))
         << "rank " << survivor << " when rank " << killed << " is killed";
   }
 }
@@ -246,8 +245,7 @@ TEST(SplitTest, RanksThatDivergeInAGroupGetItsName) {
         half->broadcast(view_of(std::span(&word, 1)), 0, *make_inline_stream(), "word")
             .synchronize();
       });
-      EXPECT_THAT(error, AllOf(HasSubstr("h1: step"), HasSubstr("h1: word"), HasSubstr("rank 2"),
-                               HasSubstr("rank 3")));
+      EXPECT_THAT(error, HasAll("h1: step", "h1: word", "rank 2", "rank 3"));
     });
   }
 }

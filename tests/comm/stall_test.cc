@@ -36,7 +36,7 @@ class StallTest : public ::testing::Test {
       const std::string error = ranks.result(rank);
       if (rank == 0) first = error;
       EXPECT_EQ(error, first);
-      EXPECT_THAT(error, AllOf(HasSubstr("waited"), HasSubstr("'bucket 7'")));
+      EXPECT_THAT(error, HasAll("waited", "'bucket 7'"));
     }
     text = ::testing::internal::GetCapturedStderr();
     return nlohmann::json::parse(std::ifstream(file_));
@@ -92,7 +92,7 @@ TEST_F(StallTest, OneTableShowsTheRanksOfAllHosts) {
     std::string text;
     const nlohmann::json report = report_of(hosts_of(ranks_of_host), -1, text);
     EXPECT_EQ(count(text, "stands still"), 1) << text;
-    EXPECT_THAT(text, AllOf(HasSubstr("outside of collectives"), HasSubstr(file_)));
+    EXPECT_THAT(text, HasAll("outside of collectives", file_));
     ASSERT_EQ(report["ranks"].size(), kRanks);
     const nlohmann::json& stuck = report["ranks"][3];
     EXPECT_TRUE(stuck["waits_for"].is_null());
@@ -137,8 +137,8 @@ TEST_F(StallTest, AJobOfManyRanksShowsSomeOfThoseThatWait) {
   CommunicatorOptions options;
   options.world_size = 1000;
   const std::string table = StallReport("rank 0 waited", GroupOptions(options), ranks).table();
-  EXPECT_THAT(table, AllOf(HasSubstr("and 867 more ranks that wait"), HasSubstr("\n   700  "),
-                           HasSubstr("100 ranks are on hosts that did not answer")));
+  EXPECT_THAT(table, HasAll("and 867 more ranks that wait", "\n   700  ",
+                            "100 ranks are on hosts that did not answer"));
   EXPECT_LT(count(table, "\n"), 45U);
 }
 

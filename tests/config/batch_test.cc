@@ -123,8 +123,8 @@ TEST(ResolveBatch, RejectsWhatIsNoCount) {
 TEST(ResolveBatch, ContradictionsInAFileNameFileKeyAndPosition) {
   const auto expect = [](std::string_view json, const std::string& message) {
     ParsedConfig parsed = parse_config(json, "ds.json");
-    EXPECT_THAT([&] { resolve_auto(parsed, {.world_size = 2}); },
-                ThrowsMessage<ConfigError>(StartsWith("ds.json: 1 problem\n  1. " + message)))
+    EXPECT_ERROR_OF(ConfigError, resolve_auto(parsed, {.world_size = 2}),
+                    StartsWith("ds.json: 1 problem\n  1. " + message))
         << json;
   };
   expect("{\n  \"train_micro_batch_size_per_gpu\": 3,\n  \"train_batch_size\": 10}",
@@ -167,7 +167,7 @@ TEST(Elasticity, IsDeepSpeeds) {
     const ParsedConfig parsed =
         parse_config(nlohmann::json{{"elasticity", one.at("section")}}.dump());
     if (!one.contains("batch")) {
-      EXPECT_THAT(error_of<ConfigError>([&] { batch_for(parsed, ranks); }), HasSubstr("got "));
+      EXPECT_ERROR_OF(ConfigError, batch_for(parsed, ranks), "got ");
       continue;
     }
     const ElasticBatch batch = elastic_batch(elasticity_of(parsed), ranks);
@@ -191,8 +191,8 @@ TEST(Elasticity, TakesThePlaceOfTheBatchKeys) {
   const std::string shown = show_config(parsed, {.world_size = 2});
   EXPECT_THAT(shown, HasSubstr("\"train_batch_size\": 96,  // inferred"));
   parsed.config.batch = {.micro_batch_size = 4};
-  EXPECT_THAT(error_of<ConfigError>([&] { batch_for(parsed, 2); }),
-              HasSubstr("the program sets /train_micro_batch_size_per_gpu to 4"));
+  EXPECT_ERROR_OF(ConfigError, batch_for(parsed, 2),
+                  "the program sets /train_micro_batch_size_per_gpu to 4");
 }
 
 TEST(Elasticity, SaysWhatIsWrongAndWhere) {
@@ -204,14 +204,14 @@ TEST(Elasticity, SaysWhatIsWrongAndWhere) {
   says(R"("version": 0.1, "model_parallel_size": 2)", "2 needs version 0.2");
   says(R"("num_gpus_per_node": 3, "model_parallel_size": 2)", "not a multiple");
   EXPECT_THAT(problems_of(R"({"elasticity": {"enabled": true, "micro_batch_sizes": [3000]}})"),
-              AllOf(HasSubstr("max_train_batch_size (1:28): missing"),
-                    HasSubstr("3000 is more than max_train_batch_size, 2000")));
+              HasAll("max_train_batch_size (1:28): missing",
+                     "3000 is more than max_train_batch_size, 2000"));
   const ParsedConfig parsed = parse_config(elastic(R"("version": 0.1)"), "e.json");
   ParsedConfig resolved = parsed;
-  EXPECT_THAT(
-      error_of<ConfigError>([&] { resolve_auto(resolved, {.world_size = 7}); }),
-      HasSubstr("/elasticity/enabled (1:28): elasticity's batch of 96 samples suits 1, 2, 3, 4, 6, "
-                "8, 12, 16, 24 ranks, got 7; nearest: 6 or 8"));
+  EXPECT_ERROR_OF(
+      ConfigError, resolve_auto(resolved, {.world_size = 7}),
+      "/elasticity/enabled (1:28): elasticity's batch of 96 samples suits 1, 2, 3, 4, 6, "
+      "8, 12, 16, 24 ranks, got 7; nearest: 6 or 8");
 }
 
 TEST(Elasticity, IsReported) {
@@ -220,13 +220,13 @@ TEST(Elasticity, IsReported) {
   EXPECT_THAT(check_report(path),
               HasSubstr("elastic batch: 96 samples on 1, 2, 3, 4, 6, 8, 12, 16, 24 ranks\n"));
   EXPECT_THAT(elasticity_report(path, 8),
-              AllOf(StartsWith(path + ": elasticity 0.1\n  train_batch_size: 96\n"),
-                    HasSubstr("\n  train_micro_batch_size_per_gpu: 6\n")));
+              HasAll(StartsWith(path + ": elasticity 0.1\n  train_batch_size: 96\n"),
+                     "\n  train_micro_batch_size_per_gpu: 6\n"));
   const std::string few =
       scratch.write("few.json", elastic(R"("version": 0.1, "min_gpus": 25, "max_gpus": 26)"));
   EXPECT_THAT(elasticity_report(few, 0), HasSubstr("ranks: none from min_gpus to max_gpus"));
   const std::string off = scratch.write("off.json", "{}");
-  EXPECT_THAT(error_of<ConfigError>([&] { elasticity_report(off, 0); }), HasSubstr("not true"));
+  EXPECT_ERROR_OF(ConfigError, elasticity_report(off, 0), "not true");
 }
 
 }  // namespace

@@ -57,9 +57,9 @@ std::string resolving(const char* text, const RunFacts& facts) {
 
 TEST(ResolveAuto, NamesEveryKeyThatCannotBeResolved) {
   const std::string message = resolving(kAuto, {.hidden_size = 8});
-  EXPECT_THAT(message, AllOf(HasSubstr("test.json: 2 problems"),
-                             HasSubstr("/scheduler/params/total_num_steps (3:72): got \"auto\""),
-                             HasSubstr("/scheduler/params/warmup_num_steps (4:75): got \"auto\"")));
+  EXPECT_THAT(message, HasAll("test.json: 2 problems",
+                              "/scheduler/params/total_num_steps (3:72): got \"auto\"",
+                              "/scheduler/params/warmup_num_steps (4:75): got \"auto\""));
   EXPECT_THAT(
       resolving(kAuto, {.total_steps = 10, .warmup_steps = 20}),
       HasSubstr("/scheduler/params/warmup_num_steps (4:75): got 20 steps of warm-up, expected at "
@@ -189,7 +189,7 @@ TEST(LoadConfig, ReadsAFileOrBase64AndNamesWhatItCannotRead) {
     EXPECT_EQ(load_config(given).config.source, source);
   }
   folder.write("ds.json", "{\n");
-  EXPECT_THAT(error_of([&] { load_config(path); }), HasSubstr(path + ": 1 problem"));
+  EXPECT_ERROR(load_config(path), path + ": 1 problem");
   EXPECT_THROW(load_config(folder.path()), ConfigError);
   for (const std::string& text : {std::string("no_such_file"), std::string(100'000, 'A')}) {
     const std::string error = error_of<ConfigError>([&] { load_config(text); });

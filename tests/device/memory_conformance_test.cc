@@ -58,9 +58,8 @@ TEST_P(MemoryConformance, BuffersMayOutliveTheirDevice) {
 TEST_P(MemoryConformance, RefusalNamesWhatEachCategoryHolds) {
   const Buffer held = device_->allocate(size_t{3} << 20, MemoryCategory::optimizer);
   for (const size_t nbytes : {size_t{1} << 60, std::numeric_limits<size_t>::max()}) {
-    EXPECT_THAT(
-        error_of<DeviceError>([&] { device_->allocate(nbytes, MemoryCategory::activations); }),
-        AllOf(HasSubstr("activations"), HasSubstr("optimizer 3.0 MiB")))
+    EXPECT_ERROR_OF(DeviceError, device_->allocate(nbytes, MemoryCategory::activations),
+                    "activations", "optimizer 3.0 MiB")
         << nbytes;
   }
   EXPECT_EQ(use(MemoryCategory::activations).peak_bytes, 0);

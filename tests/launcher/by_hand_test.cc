@@ -57,16 +57,16 @@ TEST_F(ByHand, WhoIsAloneSoonSaysWhy) {
     EXPECT_THAT(start(node_rank, 2).end(), ended(code, errors));
     EXPECT_LT(Clock::now() - begin, kAlone);
   };
-  expect_end(0, 2,
-             AllOf(HasSubstr("no other host has joined for 8 s"),
-                   HasSubstr("127.0.0.1 (--master_addr, --rdzv_endpoint), which is "
-                             "an address that every host has for itself"),
-                   HasSubstr("Type here: zerorun --accelerator cpu"),
-                   HasSubstr("--rdzv_conf timeout=SECONDS waits longer")));
+  expect_end(
+      0, 2,
+      HasAll("no other host has joined for 8 s",
+             "127.0.0.1 (--master_addr, --rdzv_endpoint), which is "
+             "an address that every host has for itself",
+             "Type here: zerorun --accelerator cpu", "--rdzv_conf timeout=SECONDS waits longer"));
   expect_end(1, 1,
-             AllOf(HasSubstr("127.0.0.1 is this host itself, and no launcher serves the port"),
-                   HasSubstr("start its launcher with --node_rank 0"),
-                   HasSubstr("attempts, the last one: 127.0.0.1: Connection refused")));
+             HasAll("127.0.0.1 is this host itself, and no launcher serves the port",
+                    "start its launcher with --node_rank 0",
+                    "attempts, the last one: 127.0.0.1: Connection refused"));
 }
 
 TEST_F(ByHand, ASecondFirstLauncherOnAHostIsToldItsNumber) {
@@ -84,9 +84,8 @@ TEST_F(ByHand, ALauncherWithTheNumberOfAnotherIsSentAwayAndTheOthersWait) {
   LauncherProcess second = start(1, 3);
   read_until(first, "missing: (node 2)");
   LauncherProcess third = start(1, 3);
-  EXPECT_THAT(third.end(),
-              ended(2, AllOf(HasSubstr("two launchers were started with --node_rank 1"),
-                             HasSubstr("again with --node_rank 2"))));
+  EXPECT_THAT(third.end(), ended(2, HasAll("two launchers were started with --node_rank 1",
+                                           "again with --node_rank 2")));
   LauncherProcess again = start(2, 3);
   expect_ends({&again, &second, &first});
 }
@@ -139,9 +138,8 @@ TEST_F(ByHand, AnotherBuildIsAnErrorOnBothHosts) {
   LauncherProcess first = start(0, 2);
   Peer other = join(introduction("another"));
   EXPECT_THAT(other.await("denied").text("why"), HasSubstr("different builds of zerorun"));
-  EXPECT_THAT(first.end(), ended(2, AllOf(HasSubstr("other has version " ZERORUN_VERSION),
-                                          HasSubstr("build another;"),
-                                          HasSubstr("Install the same one on all hosts"))));
+  EXPECT_THAT(first.end(), ended(2, HasAll("other has version " ZERORUN_VERSION, "build another;",
+                                           "Install the same one on all hosts")));
 }
 
 TEST_F(ByHand, AClockThatDiffersIsAWarning) {
@@ -153,7 +151,7 @@ TEST_F(ByHand, AClockThatDiffersIsAWarning) {
     EXPECT_EQ(first.wait(), 128 + SIGINT);
     // A second may pass between the two readings.
     EXPECT_THAT(first.errors(),
-                AllOf(ContainsRegex("the clock of other is 3(600|599|601) s"), HasSubstr(text)));
+                HasAll(ContainsRegex("the clock of other is 3(600|599|601) s"), text));
   }
 }
 
@@ -167,8 +165,8 @@ TEST_F(ByHand, DifferentPythonsAreAWarning) {
   LauncherProcess first = start(0, 2, {program}, {{"ZERORUN_PYTHON", pythons[0]}});
   LauncherProcess second = start(1, 2, {program}, {{"ZERORUN_PYTHON", pythons[1]}});
   expect_ends({&first, &second});
-  EXPECT_THAT(first.errors(), AllOf(HasSubstr("the hosts have different Pythons: python3.11 on"),
-                                    HasSubstr("python3.12 on")));
+  EXPECT_THAT(first.errors(),
+              HasAll("the hosts have different Pythons: python3.11 on", "python3.12 on"));
 }
 
 // Of whatever the test lets listen where the second launcher looks for the first.

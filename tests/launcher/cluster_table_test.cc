@@ -36,8 +36,7 @@ TEST_P(ClusterTable, FollowsDeepSpeedsGrammar) {
   }
   const ThisHost here = worker(row.gpus, {}, row.visible);
   if (row.expected.starts_with("error: ")) {
-    EXPECT_THAT(error_of<ConfigError>([&] { choose(words, here); }),
-                HasSubstr(row.expected.substr(7)));
+    EXPECT_ERROR_OF(ConfigError, choose(words, here), row.expected.substr(7));
   } else {
     EXPECT_EQ(testing::chosen(words, here), row.expected);
   }

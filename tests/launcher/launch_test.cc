@@ -43,19 +43,18 @@ INSTANTIATE_TEST_SUITE_P(
                 {"sh", "-c",
                  "printf 'no\\033[31mtag' > $SCRATCH/latest; exec \"$0\" ckpt verify $SCRATCH",
                  zerorun_command({}).front()},
-                ended(1, AllOf(Not(HasSubstr("\x1b")), HasSubstr("\\x1b[31m")))},
+                ended(1, HasAll(Not(HasSubstr("\x1b")), "\\x1b[31m"))},
         JobCase{"a disk is measured with a quarter of a GiB at least",
                 zerorun_command({"bench", "nvme", "/no/such", "--gib", "0.25"}),
                 ended(2, HasSubstr("bench nvme: /no/such: No such file"))},
-        JobCase{
-            "the machine and its variables",
-            zerorun_command({"env"}),
-            ended(0, ::testing::_,
-                  AllOf(HasSubstr("\nCPUs "), HasSubstr("\nGPUs "), HasSubstr("\nCUDA "),
-                        HasSubstr("OMP_NUM_THREADS"), HasSubstr("= 17"), Not(HasSubstr("hidden")))),
-            0,
-            0,
-            {{"OMP_NUM_THREADS", "17"}, {"ZERORUN_JOB_SECRET", "hidden"}}}));
+        JobCase{"the machine and its variables",
+                zerorun_command({"env"}),
+                ended(0, ::testing::_,
+                      HasAll("\nCPUs ", "\nGPUs ", "\nCUDA ", "OMP_NUM_THREADS", "= 17",
+                             Not(HasSubstr("hidden")))),
+                0,
+                0,
+                {{"OMP_NUM_THREADS", "17"}, {"ZERORUN_JOB_SECRET", "hidden"}}}));
 
 // Commands for DeepSpeed's launcher and torchrun, started by zerorun as they are.
 JobCase foreign(const std::string& label, std::vector<std::string> options,
@@ -189,8 +188,7 @@ TEST(UsageError, HasExitCode2AndOneLine) {
     std::vector<std::string> command = zerorun_command(testing::words_of(words));
     std::replace(command.begin(), command.end(), std::string("''"), std::string());
     LauncherProcess job(command);
-    EXPECT_THAT(job.end(),
-                ended(2, AllOf(StartsWith("[zerorun] error: "), HasSubstr(message)), ""));
+    EXPECT_THAT(job.end(), ended(2, HasAll(StartsWith("[zerorun] error: "), message), ""));
     EXPECT_THAT(lines_of(job.errors()), SizeIs(1)) << job.errors();
   }
 }
@@ -226,7 +224,7 @@ TEST(Tools, ConfigChecksShowsAndDocuments) {
   const std::string bad =
       scratch.write("bad.json", R"({"zero_optimisation": {}, "bf16": {"enabled": 3}})");
   EXPECT_THAT(LauncherProcess(zerorun_command({"config", "check", bad})).end(),
-              ended(2, AllOf(HasSubstr("zero_optimization"), HasSubstr("/bf16/enabled"))));
+              ended(2, HasAll("zero_optimization", "/bf16/enabled")));
 }
 
 TEST(Tools, DoctorExaminesThisMachineAndRunsTwoRanks) {
@@ -238,8 +236,8 @@ TEST(Tools, DoctorExaminesThisMachineAndRunsTwoRanks) {
                               {{"CUDA_VISIBLE_DEVICES", ""}, {"ZERORUN_PYTHON", "/none"}})
                   .end(),
               ended(0, "",
-                    AllOf(HasSubstr("ZERORUN_PYTHON='/none': expected an executable file"),
-                          HasSubstr("2 ranks (shm) on cpu sum 1 MiB in "))));
+                    HasAll("ZERORUN_PYTHON='/none': expected an executable file",
+                           "2 ranks (shm) on cpu sum 1 MiB in ")));
   listen_on(listener);
   EXPECT_THAT(LauncherProcess(zerorun_command(words), kNoGpus).end(),
               ended(1, HasSubstr("1 checks found a problem"), HasSubstr("\"state\": \"problem\"")));

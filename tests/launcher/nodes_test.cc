@@ -78,8 +78,8 @@ TEST_F(TwoHosts, EveryRankKnowsItsPlaceAndAllMeetAtOneWithOneSecret) {
 
 TEST_F(TwoHosts, AFailureElsewhereEndsAllAndIsReportedLast) {
   EXPECT_THAT(start("test $RANK = 3 && { echo broken >&2; exit 7; }; exec sleep 1000").end(),
-              ended(7, AllOf(HasSubstr("broken\n"), HasSubstr("[zerorun] error: rank 3 of 4"),
-                             EndsWith("failed with exit code 7\n"))));
+              ended(7, HasAll("broken\n", "[zerorun] error: rank 3 of 4",
+                              EndsWith("failed with exit code 7\n"))));
   EXPECT_THAT(start("test $RANK = 2 && kill -9 $$; exec sleep 1000").end(),
               ended(128 + SIGKILL, HasSubstr("rank 2 of 4")));
 }
@@ -91,8 +91,7 @@ TEST_F(TwoHosts, WhatDoesNotStartElsewhereIsNamedAtOnce) {
   scratch_.write("unreachable", "");
   EXPECT_THAT(
       start("exec sleep 1000").end(),
-      ended(1, AllOf(HasSubstr("no launcher on host 127.0.0.2 (node 1): ssh ended with 255"),
-                     HasSubstr("no route"))));
+      ended(1, HasAll("no launcher on host 127.0.0.2 (node 1): ssh ended with 255", "no route")));
   std::filesystem::remove(scratch_.path("ssh"));
   EXPECT_THAT(LauncherProcess(on_both({"/bin/true"}), {{"PATH", scratch_.path().string()}}).end(),
               ended(2, HasSubstr("ssh is not in PATH")));
@@ -147,8 +146,8 @@ TEST_F(TwoHosts, AFailedJobStartsAnew) {
       {"--max_restarts", "2", "--rdzv_id", "job7"});
   EXPECT_THAT(job.end(), ended(0, HasSubstr("restart 1 of 2 on 2 hosts: rank 3 on ")));
   EXPECT_THAT(lines_of(job.output()),
-              AllOf(SizeIs(4), ::testing::Each(AllOf(StartsWith("2 job7 rank 3 on "),
-                                                     HasSubstr("failed with exit code 5")))));
+              AllOf(SizeIs(4), ::testing::Each(HasAll(StartsWith("2 job7 rank 3 on "),
+                                                      "failed with exit code 5"))));
 }
 
 // What becomes of a job that may restart once when a host is lost.
@@ -192,8 +191,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         LostCase{.label = "leaves a smaller job",
                  .options = {"--nnodes", "1:2"},
-                 .errors = AllOf(HasSubstr("restart 1 of 1 on 1 hosts"),
-                                 HasSubstr("no route; going on without it")),
+                 .errors = HasAll("restart 1 of 1 on 1 hosts", "no route; going on without it"),
                  .lines = {"0 of 2", "1 of 2"}},
         LostCase{.label = "that is back joins the restarted job",
                  .options = {"--nnodes", "1:2"},
@@ -203,10 +201,9 @@ INSTANTIATE_TEST_SUITE_P(
         LostCase{.label = "that does not come back is named with its loss",
                  .options = {"--rdzv_conf", "join_timeout=1"},
                  .code = 1,
-                 .errors = AllOf(
-                     HasSubstr("not all hosts have joined within 1 s; there: localhost"),
-                     HasSubstr("missing: 127.0.0.2 (node 1)"),
-                     HasSubstr("the job was to start anew: host 127.0.0.2 (node 1) was lost")),
+                 .errors = HasAll("not all hosts have joined within 1 s; there: localhost",
+                                  "missing: 127.0.0.2 (node 1)",
+                                  "the job was to start anew: host 127.0.0.2 (node 1) was lost"),
                  .lines = {}}));
 
 TEST_F(TwoHosts, ASlowReaderLosesNothing) {
@@ -282,8 +279,8 @@ TEST_F(TwoHosts, StartedByHandTheLossOfTheFirstEndsTheOther) {
 TEST_F(TwoHosts, DifferentProgramsAreAnError) {
   LauncherProcess first = start_by_hand(0, "exec sleep 1000");
   LauncherProcess second = start_by_hand(1, "exec sleep 2000");
-  EXPECT_THAT(first.end(), ended(2, AllOf(HasSubstr("the hosts run different commands"),
-                                          HasSubstr("sleep 1000"), HasSubstr("sleep 2000"))));
+  EXPECT_THAT(first.end(),
+              ended(2, HasAll("the hosts run different commands", "sleep 1000", "sleep 2000")));
   EXPECT_EQ(second.wait(), 2);
 }
 
@@ -293,8 +290,8 @@ TEST_F(TwoHosts, AHostThatDoesNotComeIsNamedAndAnUnauthenticatedClientIsNotLetIn
   const FileDescriptor unknown = connect_to("127.0.0.1", port_, deadline);
   send_frame(unknown, ControlMessage("join").add("program", "x").add("token", "wrong").encode(),
              deadline);
-  EXPECT_THAT(first.end(), ended(1, AllOf(HasSubstr("not all hosts have joined within 2 s"),
-                                          HasSubstr("missing: (node 1)"))));
+  EXPECT_THAT(first.end(),
+              ended(1, HasAll("not all hosts have joined within 2 s", "missing: (node 1)")));
 }
 
 }  // namespace

@@ -57,10 +57,8 @@ TEST(Options, AnEmptyFilterOrHostfileIsNoneAndOtherEmptyValuesAreErrors) {
   EXPECT_EQ(options.request.include, "");
   EXPECT_EQ(options.hosts.hostfile, "");
   EXPECT_EQ(parsed("--hostfile= train").hosts.hostfile, "");
-  EXPECT_THAT(error_of([] {
-                parse_options({"--log_dir", "", "train"});
-              }),
-              HasSubstr(": the value is empty; give one, or leave"));
+  EXPECT_ERROR(parse_options({"--log_dir", "", "train"}),
+               ": the value is empty; give one, or leave");
 }
 
 TEST(Options, OfHostsAreRead) {
@@ -155,7 +153,7 @@ TEST(Options, WhatCannotBeMeantSaysWhatToDo) {
            {"--redirects=a:1 x", "--redirects 'a:1'"},
            {"--local_ranks_filter=a x", "expected ranks, as in 0,2"},
            {"--signals_to_handle=SIGUSR1 x", "not at 'SIGUSR1'"}}) {
-    EXPECT_THAT(error_of([&] { parsed(words); }), HasSubstr(text)) << words;
+    EXPECT_ERROR(parsed(words), text) << words;
   }
 }
 

@@ -99,8 +99,7 @@ TEST_F(FindProgram, ThePythonIsTheWheelsOrTheActivatedOneOrTheInstallationsOrTha
   search_.python = scratch_.write("wheel/bin/python", "", true);
   EXPECT_EQ(command_of(module), "wheel/bin/python -u -m m --local_rank=0");
   search_.python = scratch_.write("wheel/notes", "");
-  EXPECT_THAT(error_of(module),
-              AllOf(HasSubstr("ZERORUN_PYTHON='" + search_.python), HasSubstr("an executable")));
+  EXPECT_THAT(error_of(module), HasAll("ZERORUN_PYTHON='" + search_.python, "an executable"));
 }
 
 TEST_F(FindProgram, ExecutablesByPathOrInPathAndWithoutPythonNoBundledPrograms) {
@@ -169,8 +168,8 @@ TEST(RankVariables, KeepTheUsersThreadCountIfOpenMpTakesIt) {
   for (const char* threads : {"3", "1", "256", "4,2"}) EXPECT_EQ(threads_of(threads), "unset");
   EXPECT_EQ(threads_of(""), "4");
   for (const std::string threads : {"abc", "0", "-1", "4,", "4 ", "100000", "2,4097", "1e3"}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { threads_of(threads); }),
-                HasSubstr("OMP_NUM_THREADS='" + threads + "': expected a number of threads"));
+    EXPECT_ERROR_OF(ConfigError, threads_of(threads),
+                    "OMP_NUM_THREADS='" + threads + "': expected a number of threads");
   }
 }
 
@@ -230,8 +229,8 @@ TEST(EnvironmentFile, TakesAssignmentsAsAShellDoes) {
   EXPECT_EQ(parse_environment_file("# comment\nA=1\n\nexport B=\"x y\"\r\nC=\n  D_2=p=q\nE='", "f"),
             expected);
   for (const char* text : {"A=1\nB", "A=1\n2B=3", "A=1\n=3", "A=1\nB C=3"}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { parse_environment_file(text, "file"); }),
-                HasSubstr("file:2: expected NAME=VALUE"))
+    EXPECT_ERROR_OF(ConfigError, parse_environment_file(text, "file"),
+                    "file:2: expected NAME=VALUE")
         << text;
   }
 }

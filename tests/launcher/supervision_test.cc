@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         JobCase{"the code is the first failing rank's",
                 shell_ranks(3, "test $RANK = 1 && exit 7; exec sleep 1000"),
-                ended(7, AllOf(HasSubstr("rank 1 of 3"), EndsWith("failed with exit code 7\n")))},
+                ended(7, HasAll("rank 1 of 3", EndsWith("failed with exit code 7\n")))},
         JobCase{
             "ranks that ignore SIGTERM end too",
             shell_ranks(2,
@@ -36,8 +36,7 @@ INSTANTIATE_TEST_SUITE_P(
                             "echo ready > $SCRATCH/fifo; sleep 1000 & wait; }; "
                             "read line < $SCRATCH/fifo; "
                             "for i in $(seq 30); do echo line $i >&2; done; exit 1"),
-                ended(1, AllOf(HasSubstr(last_lines_of_rank_1()),
-                               EndsWith("failed with exit code 1\n")))},
+                ended(1, HasAll(last_lines_of_rank_1(), EndsWith("failed with exit code 1\n")))},
         JobCase{
             "last lines in view are not repeated",
             shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo one >&2; echo two >&2; exit 1"),
@@ -63,32 +62,31 @@ INSTANTIATE_TEST_SUITE_P(
         JobCase{
             "daemons of ranks that succeeded do not survive",
             shell_ranks(2, "sleep 1000 & (setsid sleep 1000 &); exit 0", {"--grace_period", "0.5"}),
-            ended(0, AllOf(HasSubstr("[zerorun] the ranks on " + host_name()),
-                           HasSubstr("left processes behind; they have 0.5 s to end: sleep (pid"),
-                           EndsWith("have left behind has not ended and is killed\n")))},
+            ended(0, HasAll("[zerorun] the ranks on " + host_name(),
+                            "left processes behind; they have 0.5 s to end: sleep (pid",
+                            EndsWith("have left behind has not ended and is killed\n")))},
         JobCase{"what a rank has left behind may finish",
                 shell_ranks(1,
                             "(read line < $SCRATCH/fifo; echo uploaded) & "
                             "(sleep 0.6; echo go > $SCRATCH/fifo) & exit 0"),
                 ended(0, Not(HasSubstr("killed")), "uploaded\n")},
         // Rank 1 fails once rank 0 has said its line, which would end with it.
-        JobCase{"a failed job starts anew as often as it may",
-                shell_ranks(2,
-                            "said=$SCRATCH/said$TORCHELASTIC_RESTART_COUNT; "
-                            "echo $RANK $TORCHELASTIC_RESTART_COUNT $ZERORUN_RESTART_REASON; "
-                            "if test $RANK = 0; then echo > $said; exec sleep 1000; fi; "
-                            "until test -e $said; do sleep 0.01; done; exit 4",
-                            {"--max_restarts", "1"}),
-                ended(4,
-                      AllOf(HasSubstr("restart 1 of 1: rank 1 on "),
-                            EndsWith("failed with exit code 4\n")),
-                      AllOf(HasSubstr("0 0\n"), HasSubstr("0 1 rank 1 on ")))},
-        JobCase{"a full disk under standard output is said once and the job goes on",
-                after({"sh", "-c", "exec \"$@\" > /dev/full", "sh"},
-                      shell_ranks(2, "for i in 1 2 3; do echo $i; done; echo done >&2")),
-                ended(0, AllOf(HasSubstr("[rank 1] done\n"),
-                               HasSubstr("output cannot be written (No space left on device)"),
-                               Not(ContainsRegex("cannot be written.*cannot be written"))))},
+        JobCase{
+            "a failed job starts anew as often as it may",
+            shell_ranks(2,
+                        "said=$SCRATCH/said$TORCHELASTIC_RESTART_COUNT; "
+                        "echo $RANK $TORCHELASTIC_RESTART_COUNT $ZERORUN_RESTART_REASON; "
+                        "if test $RANK = 0; then echo > $said; exec sleep 1000; fi; "
+                        "until test -e $said; do sleep 0.01; done; exit 4",
+                        {"--max_restarts", "1"}),
+            ended(4, HasAll("restart 1 of 1: rank 1 on ", EndsWith("failed with exit code 4\n")),
+                  HasAll("0 0\n", "0 1 rank 1 on "))},
+        JobCase{
+            "a full disk under standard output is said once and the job goes on",
+            after({"sh", "-c", "exec \"$@\" > /dev/full", "sh"},
+                  shell_ranks(2, "for i in 1 2 3; do echo $i; done; echo done >&2")),
+            ended(0, HasAll("[rank 1] done\n", "output cannot be written (No space left on device)",
+                            Not(ContainsRegex("cannot be written.*cannot be written"))))},
         JobCase{"a request to end is no failure",
                 shell_ranks(1, "echo ready; exec sleep 1000", {"--max_restarts", "5"}),
                 ended(128 + SIGTERM, Not(HasSubstr("restart"))), 1, SIGTERM},
@@ -119,7 +117,7 @@ std::vector<JobCase> stops() {
                       expected, ranks, signal});
     };
     add("lets ranks save", 2, on_request("echo saved $RANK; exit 0"),
-        ended(128 + signal, AllOf(HasSubstr("ending 2 ranks within 30 s"), Not(HasSubstr("error"))),
+        ended(128 + signal, HasAll("ending 2 ranks within 30 s", Not(HasSubstr("error"))),
               lines_are({"saved 0", "saved 1"})));
     for (const char* rank : {"0", "1"}) {  // the other one is left to save
       add(fmt::format("reports that rank {} fails to save", rank), 2,
@@ -127,9 +125,8 @@ std::vector<JobCase> stops() {
                       "{ " + on_request("echo the disk is full >&2; exit 3") + "; }",
                       "{ " + on_request("echo saved; exit 0") + "; }"),
           ended(3,
-                AllOf(HasSubstr("the disk is full\n"),
-                      HasSubstr(fmt::format("[zerorun] error: rank {} of 2", rank)),
-                      EndsWith("failed with exit code 3\n")),
+                HasAll("the disk is full\n", fmt::format("[zerorun] error: rank {} of 2", rank),
+                       EndsWith("failed with exit code 3\n")),
                 "saved\n"));
     }
     add("reports a rank that another signal kills in saving", 1, on_request("kill -KILL $$"),
@@ -182,9 +179,8 @@ TEST(Kill9, OfARankEndsTheJob) {
   LauncherProcess job(shell_ranks(2, kFamily));
   const auto pids = read_pids(job);
   kill(pids[1], SIGKILL);
-  EXPECT_THAT(job.end(),
-              ended(128 + SIGKILL, AllOf(HasSubstr(fmt::format("rank 1 of 2 (pid {}", pids[1])),
-                                         HasSubstr("was killed by SIGKILL (signal 9)"))));
+  EXPECT_THAT(job.end(), ended(128 + SIGKILL, HasAll(fmt::format("rank 1 of 2 (pid {}", pids[1]),
+                                                     "was killed by SIGKILL (signal 9)")));
 }
 
 TEST(Kill9, OfTheLauncherLeavesNothing) {
@@ -225,9 +221,8 @@ TEST(Stopped, ARankIsNamedAtOnceAndBlamedForItsPeersTimeout) {
   const std::string rank = fmt::format("rank 1 (pid {} on ", stopped);
   EXPECT_THAT(job.read_error_line(), HasSubstr(rank));
   std::ofstream(job.scratch().path("fifo")) << "go\n";
-  EXPECT_THAT(job.end(),
-              ended(1, AllOf(HasSubstr("[zerorun] error: " + rank),
-                             HasSubstr("was stopped (SIGSTOP); the others waited for it"))));
+  EXPECT_THAT(job.end(), ended(1, HasAll("[zerorun] error: " + rank,
+                                         "was stopped (SIGSTOP); the others waited for it")));
 }
 
 TEST(StopRequest, ASecondInterruptEndsDeafRanksAtOnce) {

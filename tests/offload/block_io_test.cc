@@ -62,9 +62,9 @@ TEST_P(BlockIoTest, ReadingBeyondTheEndNamesFileAndOffset) {
   if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
   std::vector<Block> all = blocks(4096);
   all[200].offset = 2 * kNbytes;
-  EXPECT_THAT(error_of<IoError>([&] { io->transfer(Direction::read, all, [](size_t) {}); }),
-              HasSubstr("test: cannot read 4096 bytes at offset 2097152: the file "
-                        "ends before"));
+  EXPECT_ERROR_OF(IoError, io->transfer(Direction::read, all, [](size_t) {}),
+                  "test: cannot read 4096 bytes at offset 2097152: the file "
+                  "ends before");
   io->transfer(Direction::read, blocks(4096), [](size_t) {});  // it goes on
 }
 

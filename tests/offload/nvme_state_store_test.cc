@@ -182,8 +182,7 @@ TEST_F(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
       stream->synchronize();
       store->stored(0);
     };
-    EXPECT_THAT(error_of<IoError>([&] { pass(); }),
-                AllOf(HasSubstr("No space left on device"), HasSubstr("/test states: cannot ")))
+    EXPECT_ERROR_OF(IoError, pass(), "No space left on device", "/test states: cannot ")
         << "round " << round;
   }
 }

@@ -119,9 +119,9 @@ TEST_F(PythonTool, RunsWithThePythonThatZerorunIsInstalledBeside) {
 }
 
 TEST_F(PythonTool, WithoutThePackageItSaysWhichPythonLacksIt) {
-  EXPECT_THAT([&] { command(); }, ThrowsMessage<ConfigError>(
-                                      HasSubstr("zerorun ckpt import is written in Python, but " +
-                                                python_.string() + " does not have the package")));
+  EXPECT_ERROR_OF(ConfigError, command(),
+                  "zerorun ckpt import is written in Python, but " + python_.string() +
+                      " does not have the package");
   EXPECT_FALSE(python_tool_command({"ckpt", "ls", "a"}, search_, environment_));  // not in Python
   EXPECT_FALSE(python_tool_command({"ckpt"}, search_, environment_));
 }

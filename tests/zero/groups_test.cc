@@ -54,7 +54,7 @@ TEST(ShardGroupTest, AutoTakesTheRanksOfAHost) {
 
 TEST(ShardGroupTest, SizesThatCannotWorkAreErrors) {
   EXPECT_THAT(refusal({grouped(2, 3), 4}),
-              AllOf(HasSubstr("/zerorun/shard_group_size"), HasSubstr("got 3 for 4 ranks")));
+              HasAll("/zerorun/shard_group_size", "got 3 for 4 ranks"));
   EXPECT_THAT(refusal({grouped(2, 4)}), HasSubstr("got 4 for 2 ranks"));
   EXPECT_THAT(refusal({grouped(0, 2), 4}), HasSubstr("got 0, which shards nothing"));
   EXPECT_THAT(refusal({grouped(1, kRanksOfHost), 3, hosts_of("aab")}),
@@ -218,8 +218,7 @@ TEST(HpzTest, FrozenParametersOfAnotherDtypeKeepTheirBits) {
 
 TEST(HpzTest, SizesThatCannotWorkAreErrors) {
   const auto error_of = [](const Config& config) { return refusal({config, 4, hosts_of(2)}); };
-  EXPECT_THAT(error_of(copied(3)),
-              AllOf(HasSubstr("zero_hpz_partition_size"), HasSubstr("got 3 where 4 ranks")));
+  EXPECT_THAT(error_of(copied(3)), HasAll("zero_hpz_partition_size", "got 3 where 4 ranks"));
   EXPECT_THAT(error_of(copied(8)), HasSubstr("got 8 where 4 ranks"));
   Config config = copied(2);
   config.zero.stage = 2;

@@ -62,8 +62,7 @@ TEST(Offload, ParametersForWhichTheDiskHasNoRoomAreAnErrorBeforeTraining) {
   job.config.offload.sub_group_size = 1 << 30;
   const auto free = static_cast<int64_t>(std::filesystem::space(test_paths::build()).available);
   job.specs.push_back({"huge", {free / 2048 + (1 << 20), 1024}, "x", 0, false, ""});
-  EXPECT_THAT(refusal(job), AllOf(HasSubstr("/zero_optimization/offload_param/nvme_path"),
-                                  HasSubstr("cannot reserve")));
+  EXPECT_THAT(refusal(job), HasAll("/zero_optimization/offload_param/nvme_path", "cannot reserve"));
 }
 
 // Parameters of stage 3 that rest away from the device; GroupMixTest has their bits.
@@ -198,9 +197,9 @@ TEST(OffloadParam, ADamagedBlockIsAnErrorWithFileAndOffsetAndNeverAWeight) {
   run_engines({param_on_nvme(base_config(3)), 1}, [](Engine& engine, Communicator&) {
     engine.states().parameter_hash();
     EXPECT_GT(damage_files(), 0);
-    EXPECT_THAT(error_of<IoError>([&] { engine.gather(engine.module_id("h.1")); }),
-                AllOf(HasSubstr("parameters of rank 0: the 4096 bytes at offset "),
-                      HasSubstr("are not what was written there")));
+    EXPECT_ERROR_OF(IoError, engine.gather(engine.module_id("h.1")),
+                    "parameters of rank 0: the 4096 bytes at offset ",
+                    "are not what was written there");
   });
 }
 
@@ -210,7 +209,7 @@ TEST(OffloadParam, RanksThatGatherDifferentModulesAreToldSo) {
   run_engines({param_on_nvme(base_config(3))}, [](Engine& engine, Communicator& comm) {
     EXPECT_THAT(error_of<CommError>(
                     [&] { engine.gather(engine.module_id(comm.rank() == 0 ? "h.0" : "h.1")); }),
-                AllOf(HasSubstr("h.0.weight"), HasSubstr("h.1")));
+                HasAll("h.0.weight", "h.1"));
   });
 }
 

@@ -115,10 +115,9 @@ TEST(PrecisionTest, TheErrorAtTheMinimumScaleNamesParameterRankAndKind) {
     const Micro nan_on_rank_1 =
         constant("h.0.bias", [](int rank) { return rank == 1 ? NAN : 1.0F; });
     EXPECT_THAT(error_at_minimum(config, nan_on_rank_1),
-                AllOf(HasSubstr("loss scale 1 is already the minimum"), HasSubstr("h.0.bias"),
-                      HasSubstr("nan on rank 1")));
+                HasAll("loss scale 1 is already the minimum", "h.0.bias", "nan on rank 1"));
     EXPECT_THAT(error_at_minimum(config, constant("expert.weight", 1e30F)),
-                AllOf(HasSubstr("expert.weight"), HasSubstr("inf on rank 0")));
+                HasAll("expert.weight", "inf on rank 0"));
     // Neither rank's gradient is infinite, but fp16 cannot hold the sum.
     EXPECT_THAT(error_at_minimum(config, constant("expert.weight", 60000.0F)),
                 HasSubstr("not their sum in fp16"));

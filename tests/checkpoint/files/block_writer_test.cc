@@ -109,10 +109,9 @@ TEST(BlockWriter, WhatCannotBeWrittenIsAnErrorThatNamesTheFile) {
         writer.finish();
       });
     };
-    EXPECT_THAT(error(8 * kMiB), AllOf(HasSubstr("cannot write 8388608 bytes to"),
-                                       HasSubstr("/8388608-"), HasSubstr("File too large")));
-    EXPECT_THAT(error(0),
-                AllOf(HasSubstr("cannot write"), HasSubstr("/0-"), HasSubstr("File too large")));
+    EXPECT_THAT(error(8 * kMiB),
+                HasAll("cannot write 8388608 bytes to", "/8388608-", "File too large"));
+    EXPECT_THAT(error(0), HasAll("cannot write", "/0-", "File too large"));
   }
 }
 

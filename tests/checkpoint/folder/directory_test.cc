@@ -163,7 +163,7 @@ TEST_F(Directory, WithoutACheckpointItIsSaidWhichThereAre) {
   for (const char* tag : {"step10", "step9", "best"}) save(tag);
   fs::create_directory(path_ / "no_checkpoint");
   const std::string tags = "checkpoints in " + path_.string() + ": best, step9, step10";
-  EXPECT_THAT(load_error("b"), AllOf(HasSubstr("/b holds no checkpoint; "), HasSubstr(tags)));
+  EXPECT_THAT(load_error("b"), HasAll("/b holds no checkpoint; ", tags));
   fs::remove(path_ / "latest");
   EXPECT_THAT(load_error(), HasSubstr("latest does not exist; " + tags));
   write_file(path_ / "latest", "gone");
@@ -175,7 +175,7 @@ TEST_F(Directory, WithoutACheckpointItIsSaidWhichThereAre) {
   for (int i = 11; i <= 33; ++i) {
     fs::copy(path_ / "best", path_ / fmt::format("step{}", i), fs::copy_options::recursive);
   }
-  EXPECT_THAT(load_error("none"), AllOf(HasSubstr("step14, step15"), HasSubstr("and 6 older")));
+  EXPECT_THAT(load_error("none"), HasAll("step14, step15", "and 6 older"));
 
   const auto error_of_folder = [&](const char* name) {
     FakeEngine engine = make_engine(1);

@@ -143,8 +143,8 @@ TEST_F(NodeLocal, AnotherSaveOfTheSameTagOnOneHostIsNotMixedIn) {
 TEST_F(NodeLocal, WhatNoHostHasIsNamedAndNothingChanges) {
   save("aabb", "step1", 1);
   EXPECT_THAT(load("aa", 1),
-              ::testing::Each(AllOf(HasSubstr("no rank of this job finds rank00002-"),
-                                    HasSubstr("(written on "), Not(HasSubstr("has changed")))));
+              ::testing::Each(HasAll("no rank of this job finds rank00002-", "(written on ",
+                                     Not(HasSubstr("has changed")))));
 }
 
 TEST_F(NodeLocal, ADamagedFileIsFoundWhereItIsCopiedTo) {

@@ -182,8 +182,8 @@ TEST_F(Reader, ReadsEveryDTypeOfTheReferenceImplementation) {
   EXPECT_THAT(reader.find("empty")->shape, ElementsAre(0, 4));
   EXPECT_EQ(at("scalar").as<float>()[0], 3.0F);
   EXPECT_EQ(reader.find("absent"), nullptr);
-  EXPECT_THAT(testing::error_of<CheckpointError>([&] { reader.find("int32"); }),
-              AllOf(HasSubstr("tensor 'int32' is of dtype I32"), HasSubstr("offset ")));
+  EXPECT_ERROR_OF(CheckpointError, reader.find("int32"), "tensor 'int32' is of dtype I32",
+                  "offset ");
   EXPECT_THROW(SafetensorsReader((directory_.path() / "none").string()), IoError);
 }
 

@@ -92,16 +92,14 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks)
       [&](Communicator& communicator, CudaDevice&, Stream& stream) {
         Event done = communicator.barrier(stream, "bucket 7");
         fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
-        EXPECT_THAT(error_of([&] { done.synchronize(); }),
-                    HasSubstr(text + ": remote process exited"));
+        EXPECT_ERROR(done.synchronize(), text + ": remote process exited");
         EXPECT_THROW(communicator.barrier(stream, "later"), CommError);
         EXPECT_THROW(stream.synchronize(), CommError);
         failed.count_down();
       },
       [&](Communicator& communicator, CudaDevice&, Stream& stream) {
         failed.wait();  // and never comes to bucket 7
-        EXPECT_THAT(error_of([&] { communicator.barrier(stream, "bucket 8").synchronize(); }),
-                    HasSubstr(text));
+        EXPECT_ERROR(communicator.barrier(stream, "bucket 8").synchronize(), text);
       });
   EXPECT_EQ(fake_.failures(), 1);
 }
@@ -111,8 +109,8 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks)
 TEST_F(NcclFailureTest, AnAbortEndsACallThatWaitsForPeers) {
   on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
     if (communicator.rank() == 0) {
-      EXPECT_THAT(error_of([&] { communicator.barrier(device.inline_stream(), "bucket 7"); }),
-                  HasSubstr("rank 1 aborted the job: it cannot go on"));
+      EXPECT_ERROR(communicator.barrier(device.inline_stream(), "bucket 7"),
+                   "rank 1 aborted the job: it cannot go on");
       return;
     }
     while (fake_.counts()["ncclAllReduce"] < 1) std::this_thread::yield();
@@ -145,8 +143,7 @@ TEST_F(NcclFailureTest, TheDeadlineEndsACallThatWaitsForPeers) {
   std::barrier both(2);
   on_ranks(2, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
     if (communicator.rank() == 0) {
-      EXPECT_THAT(error_of([&] { communicator.barrier(device.inline_stream(), "bucket 7"); }),
-                  HasSubstr("barrier 'bucket 7'"));
+      EXPECT_ERROR(communicator.barrier(device.inline_stream(), "bucket 7"), "barrier 'bucket 7'");
     }
     both.arrive_and_wait();
   });
@@ -314,8 +311,7 @@ TEST_F(NcclFailureTest, AnErrorWithinAGroupEndsTheGroupAndNamesIt) {
     fake_.reset();
     fake_.fail(name, 0, ncclSystemError);
     on_ranks(2, milliseconds(500), [&](Communicator& communicator, CudaDevice& device) {
-      EXPECT_THAT(testing::error_of<CommError>([&] { gather_three(communicator, device); }),
-                  AllOf(HasSubstr("bucket 0"), HasSubstr("and 2 more")))
+      EXPECT_ERROR_OF(CommError, gather_three(communicator, device), "bucket 0", "and 2 more")
           << name;
     });
     std::map<std::string, int> counts = fake_.counts();
@@ -355,7 +351,7 @@ TEST_F(NcclFailureTest, ARankThatFailsDuringASplitEndsItForAllGroups) {
           .gather(std::array<int64_t, 2>{color, 0}, "colors and keys of a split");
       return world.abort("it cannot go on");
     }
-    EXPECT_THAT(error_of([&] { world.split(color, 0, "half"); }), HasSubstr("it cannot go on"));
+    EXPECT_ERROR(world.split(color, 0, "half"), "it cannot go on");
   });
 }
 

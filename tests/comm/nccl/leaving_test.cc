@@ -105,8 +105,7 @@ TEST_F(NcclLeavingTest, RankZeroStaysUntilItsPeersKnowThatItLeft) {
   on_ranks([&](int rank, std::shared_ptr<Communicator> communicator, CudaDevice& device) {
     if (rank == 0) return communicator.reset();
     EXPECT_THAT(error_of_barrier(*communicator, device),
-                AllOf(HasSubstr("rank 0"), HasSubstr("left (its communicator was destroyed)"),
-                      HasSubstr("'bucket 7'")));
+                HasAll("rank 0", "left (its communicator was destroyed)", "'bucket 7'"));
   });
 }
 
@@ -130,7 +129,7 @@ TEST_F(NcclLeavingTest, AStoreThatIsGoneEndsLaterWaits) {
     }
     both.arrive_and_wait();
     EXPECT_THAT(error_of_barrier(*communicator, device),
-                AllOf(HasSubstr("rank 0 left, and the store with it"), HasSubstr("'bucket 7'")));
+                HasAll("rank 0 left, and the store with it", "'bucket 7'"));
     EXPECT_LE(vain_, 1);
   });
 }
@@ -138,8 +137,7 @@ TEST_F(NcclLeavingTest, AStoreThatIsGoneEndsLaterWaits) {
 TEST_F(NcclLeavingTest, RankZeroThatGoesWhileOthersJoinIsAnErrorAtOnce) {
   const CommunicatorOptions options = options_of(1);
   server_.reset();
-  EXPECT_THAT(error_of<CommError>([&] { make_nccl_communicator(options); }),
-              AllOf(HasSubstr("rank 1"), HasSubstr("rank 0")));
+  EXPECT_ERROR_OF(CommError, make_nccl_communicator(options), "rank 1", "rank 0");
 }
 
 // A data loader's worker of rank 0 has its sockets, so they do not close when it leaves.
@@ -195,16 +193,14 @@ class NcclJoiningTest : public NcclTest {
 // NCCL stores a handle all the same, of what has to be ended.
 TEST_F(NcclJoiningTest, ASplitThatFailsLaterIsAnError) {
   fake_.fail("(NCCL's thread splits)", 0, ncclSystemError);
-  EXPECT_THAT(errors_of_joining(2),
-              Contains(AllOf(HasSubstr("ncclCommSplit"), HasSubstr("failed: unhandled"))));
+  EXPECT_THAT(errors_of_joining(2), Contains(HasAll("ncclCommSplit", "failed: unhandled")));
 }
 
 // NCCL's thread waits for it, and stores a handle when the communicator is aborted.
 TEST_F(NcclJoiningTest, ARankThatCannotSplitEndsTheSplitOfItsPeers) {
   fake_.fail("ncclCommSplit", 0, ncclSystemError);
   const std::vector<std::string> errors = errors_of_joining(3);
-  EXPECT_THAT(errors,
-              ::testing::Each(AllOf(HasSubstr("ncclCommSplit"), HasSubstr("failed: unhandled"))));
+  EXPECT_THAT(errors, ::testing::Each(HasAll("ncclCommSplit", "failed: unhandled")));
 }
 
 TEST_F(NcclJoiningTest, TheFirstCommunicatorEndsInOrder) {

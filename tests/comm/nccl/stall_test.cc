@@ -32,10 +32,8 @@ class NcclStallTest : public NcclTest {
         while (errors < 2) std::this_thread::sleep_for(milliseconds(1));
         return;
       }
-      EXPECT_THAT(error_of<CommError>([&] {
-                    communicator.barrier(device.inline_stream(), "bucket 9").synchronize();
-                  }),
-                  what);
+      EXPECT_ERROR_OF(CommError,
+                      communicator.barrier(device.inline_stream(), "bucket 9").synchronize(), what);
       ++errors;
     });
     const std::string text = ::testing::internal::GetCapturedStderr();
@@ -49,8 +47,7 @@ class NcclStallTest : public NcclTest {
   void expect_report(int absent) {
     const std::string late = "rank " + std::to_string(absent) + " ";
     const nlohmann::json report =
-        report_of(absent, AllOf(HasSubstr("barrier 'bucket 9'"), HasSubstr(late),
-                                HasSubstr("outside of collectives")));
+        report_of(absent, HasAll("barrier 'bucket 9'", late, "outside of collectives"));
     ASSERT_EQ(report["ranks"].size(), 3);
     for (int rank = 0; rank < 3; ++rank) {
       const nlohmann::json& entry = report["ranks"][rank];

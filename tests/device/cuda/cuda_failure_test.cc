@@ -56,11 +56,9 @@ TEST_F(CudaFailureTest, AnErrorNamesTheDeviceTheCallAndTheReason) {
   CudaDevice device(0, 0);
   fake_.fail("cudaMemsetAsync", 0, cudaErrorLaunchFailure);
   const Buffer buffer = device.allocate(64, MemoryCategory::other);
-  EXPECT_THAT(error_of<DeviceError>([&] {
-                device.fill(device.inline_stream(), view_of(buffer, DType::fp32, 4), 0.0F);
-              }),
-              AllOf(HasSubstr("cuda:0"), HasSubstr("cudaMemsetAsync"),
-                    HasSubstr("cudaErrorLaunchFailure")));
+  EXPECT_ERROR_OF(DeviceError,
+                  device.fill(device.inline_stream(), view_of(buffer, DType::fp32, 4), 0.0F),
+                  "cuda:0", "cudaMemsetAsync", "cudaErrorLaunchFailure");
 }
 
 // Whoever waits learns of it, and of what comes after there is nothing that seems to work.
@@ -77,9 +75,8 @@ TEST_F(CudaFailureTest, WorkThatFailsOnTheGpuIsTheErrorOfEachWaitForIt) {
     Event done = stream.record();
     gate.open();
     for (int time = 0; time < 2; ++time) {
-      EXPECT_THAT(
-          error_of<DeviceError>([&] { by_event ? done.synchronize() : stream.synchronize(); }),
-          AllOf(HasSubstr("work on the GPU"), HasSubstr("cudaErrorIllegalAddress")));
+      EXPECT_ERROR_OF(DeviceError, by_event ? done.synchronize() : stream.synchronize(),
+                      "work on the GPU", "cudaErrorIllegalAddress");
     }
     EXPECT_THROW(device.allocate(64, MemoryCategory::other), DeviceError);
   }

@@ -44,8 +44,8 @@ TEST_F(KeptMemoryTest, GoesAsFarAsTheLimitNeedsTheLongestKeptFirst) {
   EXPECT_EQ(held(), 900U);
   EXPECT_TRUE(device.allocate(400, MemoryCategory::other));  // the same block
   EXPECT_EQ(count("cudaMallocFromPoolAsync"), 3);
-  EXPECT_THAT([&] { device.allocate(600, MemoryCategory::other); },
-              ThrowsMessage<DeviceError>(HasSubstr("free of the limit of 1000 B")));
+  EXPECT_ERROR_OF(DeviceError, device.allocate(600, MemoryCategory::other),
+                  "free of the limit of 1000 B");
 }
 
 std::shared_ptr<Communicator> join_alone(const std::shared_ptr<CudaDevice>& device) {
@@ -230,10 +230,11 @@ TEST_F(OutOfMemoryTest, AdviceLeavesOutWhatIsInForceAndCountsWhatIsAskedFor) {
   config.offload.optimizer.device = OffloadDevice::cpu;
   const auto engine = Engine::create(config, device, *comm, {{"w", {1024, 1024}, "m"}}, {{}});
   const Buffer parameters = device.allocate(20 * kMiB, MemoryCategory::parameters);
-  EXPECT_THAT(error_of(device, 100 * kMiB, MemoryCategory::activations),
-              AllOf(HasSubstr("100.0 MiB for activations"), HasSubstr("kept for reuse"),
-                    EndsWith("Any of these can make room: a smaller train_micro_batch_size_per_gpu "
-                             "or recomputation (acts on 100.0 MiB of activations)")));
+  EXPECT_THAT(
+      error_of(device, 100 * kMiB, MemoryCategory::activations),
+      HasAll("100.0 MiB for activations", "kept for reuse",
+             EndsWith("Any of these can make room: a smaller train_micro_batch_size_per_gpu "
+                      "or recomputation (acts on 100.0 MiB of activations)")));
 }
 
 TEST_F(OutOfMemoryTest, AdviceNamesTheNextSettingOfEachAndSaysTogetherOnlyWhereThatIsEnough) {
@@ -343,9 +344,8 @@ TEST_F(OutOfMemoryTest, MemoryToCommunicateIsWithinTheLimit) {
   const auto device = std::make_shared<CudaDevice>(0, 1000);
   const auto communicator = make_nccl_communicator({.device = device});
   EXPECT_TRUE(communicator->allocate(900, Sharing::per_rank));
-  EXPECT_THAT(
-      testing::error_of<DeviceError>([&] { communicator->allocate(1001, Sharing::per_rank); }),
-      AllOf(HasSubstr("communication"), HasSubstr("of the limit of 1000 B")));
+  EXPECT_ERROR_OF(DeviceError, communicator->allocate(1001, Sharing::per_rank), "communication",
+                  "of the limit of 1000 B");
 }
 
 }  // namespace

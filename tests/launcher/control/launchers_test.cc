@@ -160,8 +160,8 @@ TEST_F(CoordinatorTest, AfterCtrlCNoFurtherHostBegins) {
   EXPECT_TRUE(second.next()->is("signal"));
   EXPECT_TRUE(second.next()->is("finish"));
   first.await("finish");
-  EXPECT_THAT(job_->end(), ended(128 + SIGINT, AllOf(HasSubstr("ending the ranks of 2 hosts"),
-                                                     Not(HasSubstr("error")))));
+  EXPECT_THAT(job_->end(),
+              ended(128 + SIGINT, HasAll("ending the ranks of 2 hosts", Not(HasSubstr("error")))));
 }
 
 // A message that its state does not allow loses the host, and with it the job.
@@ -200,8 +200,8 @@ TEST(NodeTable, AHostThatIsGoneIsNoSecondLauncher) {
     ControlMessage join("join");
     join.add("host", "b").add("program", "true").add("node_rank", 1);
     EXPECT_THAT(why_no_place(join, nodes),
-                AllOf(HasSubstr("no place for another launcher on b: it goes on without node 1"),
-                      HasSubstr("a (node 0), b (node 1)"), Not(HasSubstr("two launchers"))));
+                HasAll("no place for another launcher on b: it goes on without node 1",
+                       "a (node 0), b (node 1)", Not(HasSubstr("two launchers"))));
   }
 }
 

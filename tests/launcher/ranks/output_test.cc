@@ -240,7 +240,7 @@ TEST(LikelyCause, OfASignalIsTheOomKillerKill9OrSharedMemory) {
   RankFailure failure = failure_with(killed(SIGKILL));
   EXPECT_THAT(likely_cause(failure), HasSubstr("kill -9"));
   failure.oom_kill = true;
-  EXPECT_THAT(likely_cause(failure), AllOf(HasSubstr("OOM killer"), Not(HasSubstr("kill -9"))));
+  EXPECT_THAT(likely_cause(failure), HasAll("OOM killer", Not(HasSubstr("kill -9"))));
   failure = failure_with(killed(SIGBUS));
   failure.shm_available = 3 << 20;
   EXPECT_THAT(likely_cause(failure), HasSubstr("/dev/shm has 3 MiB left"));

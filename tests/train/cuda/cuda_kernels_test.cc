@@ -123,15 +123,13 @@ TEST(CudaKernelsTest, OptionsThatWouldChangeNothingAreRefused) {
            {{.dtype = DType::bf16, .attention_workspace = 0, .fast_attention = true},
             "--fast_attention",
             "--attention_workspace"}}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { train::make_kernels(*device, options); }),
-                AllOf(HasSubstr(named), HasSubstr(why)));
+    EXPECT_ERROR_OF(ConfigError, train::make_kernels(*device, options), named, why);
   }
   const auto cpu = make_cpu_device();
   for (const KernelOptions& options :
        {KernelOptions{.gelu_epilogue = false}, KernelOptions{.bias_gradient_epilogue = false},
         KernelOptions{.tf32 = true}, KernelOptions{.attention_workspace = 1 << 20}}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { train::make_kernels(*cpu, options); }),
-                AllOf(HasSubstr("--"), HasSubstr("--accelerator cuda")));
+    EXPECT_ERROR_OF(ConfigError, train::make_kernels(*cpu, options), "--", "--accelerator cuda");
   }
 }
 
@@ -144,10 +142,8 @@ TEST(CudaKernelsTest, RefusalsNameWhatWasRefused) {
     return error_of([&] { kernels->linear(shape, x, weight, {}, {}, x); });
   };
   EXPECT_THAT(error_of_linear({8, 8, 8}, wide), HasSubstr("linear: got fp32, expected bf16"));
-  EXPECT_THAT(error_of<ConfigError>([&] {
-                kernels->attention({1, 1, 0, 1, 264}, x, wide, x);
-              }),
-              HasSubstr("heads are 264 wide"));
+  EXPECT_ERROR_OF(ConfigError, kernels->attention({1, 1, 0, 1, 264}, x, wide, x),
+                  "heads are 264 wide");
   FakeCuda::instance().fail("cublasLtMatmulAlgoGetHeuristic", 0, CUBLAS_STATUS_NOT_SUPPORTED);
   EXPECT_THAT(error_of_linear({8, 8, 8}, x),
               HasSubstr("no kernel for a product of [8, 8] and [8, 8] of bf16"));
@@ -286,30 +282,27 @@ TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
   for (const auto& [options, name] :
        {std::pair(KernelOptions{.attention_workspace = 0}, "--attention_workspace"),
         {KernelOptions{.fast_attention = true}, "--fast_attention"}}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { refuse_unused(options, "no cuDNN"); }),
-                AllOf(HasSubstr(name), HasSubstr("no cuDNN")));
+    EXPECT_ERROR_OF(ConfigError, refuse_unused(options, "no cuDNN"), name, "no cuDNN");
   }
 }
 
 // On Blackwell cuDNN has it from 9.18 on.
 TEST(LacksAttentionTest, WhereTheBackwardHasNoOrderedKernelTheWarningSaysWhatHelps) {
-  EXPECT_THAT(
-      lacks_attention(gpt2(16, 1024), true, "below 9.18.0"),
-      AllOf(HasSubstr("deterministic backward"), HasSubstr("16 x 1024"),
-            HasSubstr("12 heads of 64"), HasSubstr("--fast_attention"), HasSubstr("below 9.18.0")));
+  EXPECT_THAT(lacks_attention(gpt2(16, 1024), true, "below 9.18.0"),
+              HasAll("deterministic backward", "16 x 1024", "12 heads of 64", "--fast_attention",
+                     "below 9.18.0"));
   EXPECT_THAT(lacks_attention(gpt2(16, 1024), false, "too old"),
-              AllOf(HasSubstr("has no attention for"), Not(HasSubstr("--fast_attention"))));
+              HasAll("has no attention for", Not(HasSubstr("--fast_attention"))));
 }
 
 TEST(AttentionWorkspaceTest, TheLimitIsHeldWhereCudnnCanOrItIsEnough) {
   EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 0, {92500, 9}));
   EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 384 * kMiB, {91000, 8}));
   for (const CudnnVersion version : {CudnnVersion{92499, 9}, CudnnVersion{92500, 8}}) {
-    EXPECT_THAT(
-        error_of<ConfigError>(
-            [&] { check_attention_workspace(gpt2(16, 1024), 384 * kMiB - 1, version); }),
-        AllOf(HasSubstr("--attention_workspace"), HasSubstr("384.0 MiB"),
-              HasSubstr("16 x 1024 positions and 12 heads"), HasSubstr("smaller micro-batch")));
+    EXPECT_THAT(error_of<ConfigError>(
+                    [&] { check_attention_workspace(gpt2(16, 1024), 384 * kMiB - 1, version); }),
+                HasAll("--attention_workspace", "384.0 MiB", "16 x 1024 positions and 12 heads",
+                       "smaller micro-batch"));
   }
 }
 

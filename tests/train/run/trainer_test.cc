@@ -91,8 +91,7 @@ TEST_F(SavedRunTest, ResumingWithAnotherOptimizerIsAnErrorThatNamesBoth) {
   save(2, with(R"("AdamW")"));
   EXPECT_EQ(resume(2, with(R"("Adam")")), "");
   EXPECT_THAT(resume(2, with(R"("Lamb")")),
-              AllOf(HasSubstr("are those of AdamW, this run's optimizer is Lamb"),
-                    Not(HasSubstr("--init"))));
+              HasAll("are those of AdamW, this run's optimizer is Lamb", Not(HasSubstr("--init"))));
   EXPECT_THAT(resume(2, with(R"("Adam", "params": {"adam_w_mode": false})")),
               HasSubstr("this run's optimizer is Adam with adam_w_mode false"));
   folder_.write("run/model.safetensors", "");
@@ -108,8 +107,8 @@ TEST_F(SavedRunTest, ResumingOnOtherDataOfTheSameLengthIsSaid) {
   text[2000] ^= 1;
   data_ = folder_.write("other", text);
   EXPECT_THAT(resume(1, {"--config", config(0)}),
-              AllOf(HasSubstr("data_hash was"), Not(HasSubstr("data_tokens")),
-                    HasSubstr("to continue that run, give it the --data")));
+              HasAll("data_hash was", Not(HasSubstr("data_tokens")),
+                     "to continue that run, give it the --data"));
 }
 
 TEST_F(SavedRunTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
@@ -118,9 +117,8 @@ TEST_F(SavedRunTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
   std::string changed = folder_.read(model_);
   changed.replace(changed.find("\"n_head\": 2"), 11, "\"n_head\": 1");
   model_ = folder_.write("changed.json", changed);
-  EXPECT_THAT(
-      resume(2, {"--config", config(2)}),
-      AllOf(HasSubstr("another model: n_head was 2 and is 1"), HasSubstr("restore config.json")));
+  EXPECT_THAT(resume(2, {"--config", config(2)}),
+              HasAll("another model: n_head was 2 and is 1", "restore config.json"));
 }
 
 TEST_F(TrainerTest, SavedWeightsAreAStartingPointOfTheirModel) {

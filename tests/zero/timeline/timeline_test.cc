@@ -128,13 +128,12 @@ TEST_F(TimelineTest, ATrainingThatEndsEarlyLeavesWhatThereIs) {
 
 TEST_F(TimelineTest, WhatCannotBeIsAnErrorBeforeTraining) {
   run_engines({base_config(1), 1}, [&](Engine& engine, Communicator& comm) {
-    const auto create = [&](TimelineOptions options) {
-      return [&engine, &comm, options] { Timeline::create(engine, comm, options, 0); };
+    const auto create = [&](const TimelineOptions& options) {
+      Timeline::create(engine, comm, options, 0);
     };
-    EXPECT_THAT(create({path_, 3, 2}), ThrowsMessage<ConfigError>(HasSubstr("steps 3 to 2")));
-    EXPECT_THAT(create({"/proc/none/t.json", 1, 2}),
-                ThrowsMessage<IoError>(HasSubstr("/proc/none/t.json")));
-    EXPECT_THAT(create({"/", 1, 2}), ThrowsMessage<IoError>(HasSubstr("is a folder")));
+    EXPECT_ERROR_OF(ConfigError, create({path_, 3, 2}), "steps 3 to 2");
+    EXPECT_ERROR_OF(IoError, create({"/proc/none/t.json", 1, 2}), "/proc/none/t.json");
+    EXPECT_ERROR_OF(IoError, create({"/", 1, 2}), "is a folder");
   });
 }
 
