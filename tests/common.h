@@ -43,6 +43,7 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <ranges>
 #include <set>
 #include <span>
 #include <sstream>
@@ -55,6 +56,7 @@
 #include <utility>
 #include <vector>
 
+#include "zerorun/dtype.h"
 #include "zerorun/error.h"
 
 // Absolute paths, without a slash at the end. Functions, so that only tests/paths.cc depends on
@@ -105,6 +107,24 @@ auto HasAll(const Parts&... parts) {
   return AllOf(one(parts)...);
 }
 
+// Values that tests try, and all combinations of several ranges of values.
+inline constexpr std::array kEither = {false, true};
+inline constexpr std::array kStages = {0, 1, 2, 3};
+inline constexpr std::array kFp32Bf16 = {DType::fp32, DType::bf16};
+inline std::vector<std::tuple<>> each() { return std::vector<std::tuple<>>(1); }
+template <typename First, typename... Rest>
+auto each(const First& first, const Rest&... rest) {
+  using Value = std::ranges::range_value_t<First>;
+  using Tuple = decltype(std::tuple_cat(std::tuple<Value>(), each(rest...).front()));
+  std::vector<Tuple> all;
+  for (const Value& value : first) {
+    for (const auto& others : each(rest...)) {
+      all.push_back(std::tuple_cat(std::tuple<Value>(value), others));
+    }
+  }
+  return all;
+}
+
 // An empty directory for one test, removed with everything in it.
 class Scratch {
  public:
@@ -143,8 +163,13 @@ class Scratch {
 
 }  // namespace testing
 
+using testing::each;
 using testing::error_of;
 using testing::HasAll;
+using testing::kEither;
+using testing::kFp32Bf16;
+using testing::kStages;
+
 using testing::Scratch;
 
 }  // namespace zerorun

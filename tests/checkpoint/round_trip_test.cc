@@ -133,10 +133,10 @@ std::vector<Setting> all_settings() {
   std::vector<Setting> settings;
   for (int ranks = 1; ranks <= 4; ++ranks) {
     settings.push_back({ranks, 0});
-    for (int stage = 1; stage <= 3; ++stage) {
-      for (const auto home : {OffloadDevice::none, OffloadDevice::cpu, OffloadDevice::nvme}) {
-        settings.push_back({ranks, stage, home});
-      }
+    for (const auto& [stage, home] :
+         each(std::views::iota(1, 4),
+              std::array{OffloadDevice::none, OffloadDevice::cpu, OffloadDevice::nvme})) {
+      settings.push_back({ranks, stage, home});
     }
   }
   for (const auto& [stage, group] : {std::pair(1, 2), {3, 2}, {2, 1}}) {

@@ -120,22 +120,20 @@ void expect_told_of(int killed, bool has_store, Processes& ranks) {
 }
 
 TEST(GroupTest, AKilledProcessEndsTheWaitsOfEveryGroupByName) {
-  for (const HostOf& host_of : kLayouts) {
-    for (const int killed : {3, 0}) {
-      Processes ranks({.ranks = 4, .host_of = host_of, .timeout = std::chrono::seconds(60)},
-                      [](Communicator& world, Shared& shared) -> std::string {
-                        const Grid grid(world);
-                        while (true) {
-                          barrier(*grid.row, "step 7");
-                          barrier(*grid.column, "step 7");
-                          ++shared.progress;
-                        }
-                      });
-      await(ranks.shared().progress, 40);
-      ranks.kill_rank(killed);
-      // Rank 0 serves the store of ranks on several hosts.
-      expect_told_of(killed, /*has_store=*/killed != 0 || host_of(0) == host_of(3), ranks);
-    }
+  for (const auto& [host_of, killed] : each(kLayouts, std::array{3, 0})) {
+    Processes ranks({.ranks = 4, .host_of = host_of, .timeout = std::chrono::seconds(60)},
+                    [](Communicator& world, Shared& shared) -> std::string {
+                      const Grid grid(world);
+                      while (true) {
+                        barrier(*grid.row, "step 7");
+                        barrier(*grid.column, "step 7");
+                        ++shared.progress;
+                      }
+                    });
+    await(ranks.shared().progress, 40);
+    ranks.kill_rank(killed);
+    // Rank 0 serves the store of ranks on several hosts.
+    expect_told_of(killed, /*has_store=*/killed != 0 || host_of(0) == host_of(3), ranks);
   }
 }
 

@@ -155,10 +155,8 @@ TEST(SplitFailureTest, ADeadRankOfOneHostIsNoticedByAllGroups) {
 }
 
 TEST(SplitFailureTest, ADeadRankOfSeveralHostsIsNoticedByAllGroups) {
-  for (const End end : kEnds) {
-    for (const int dies : {2, 3}) {
-      for (const bool neighbours : {true, false}) expect_news({2, neighbours, dies, end});
-    }
+  for (const auto& [end, dies] : each(kEnds, std::array{2, 3})) {
+    for (const bool neighbours : {true, false}) expect_news({2, neighbours, dies, end});
   }
 }
 

@@ -32,19 +32,17 @@ TEST(ResolveBatch, AgreesWithASearchOverSmallNumbers) {
   constexpr int64_t kLimit = 26;
   for (int world_size = 1; world_size <= 5; ++world_size) {
     for (int64_t total = 0; total <= kLimit; ++total) {
-      for (int64_t micro = 0; micro <= 7; ++micro) {
-        for (int64_t steps = 0; steps <= 7; ++steps) {
-          const BatchConfig given{total, micro, steps};
-          const std::optional<BatchConfig> expected = search(given, world_size, kLimit);
-          const std::string error = batch_error(given, world_size);
-          ASSERT_EQ(error.empty(), expected.has_value())
-              << total << ' ' << micro << ' ' << steps << ' ' << world_size << ": " << error;
-          if (!expected) continue;
-          const BatchConfig batch = resolve_batch(given, world_size);
-          ASSERT_EQ(batch.train_batch_size, expected->train_batch_size);
-          ASSERT_EQ(batch.micro_batch_size, expected->micro_batch_size);
-          ASSERT_EQ(batch.accumulation_steps, expected->accumulation_steps);
-        }
+      for (const auto& [micro, steps] : each(std::views::iota(0, 8), std::views::iota(0, 8))) {
+        const BatchConfig given{total, micro, steps};
+        const std::optional<BatchConfig> expected = search(given, world_size, kLimit);
+        const std::string error = batch_error(given, world_size);
+        ASSERT_EQ(error.empty(), expected.has_value())
+            << total << ' ' << micro << ' ' << steps << ' ' << world_size << ": " << error;
+        if (!expected) continue;
+        const BatchConfig batch = resolve_batch(given, world_size);
+        ASSERT_EQ(batch.train_batch_size, expected->train_batch_size);
+        ASSERT_EQ(batch.micro_batch_size, expected->micro_batch_size);
+        ASSERT_EQ(batch.accumulation_steps, expected->accumulation_steps);
       }
     }
   }
@@ -81,14 +79,10 @@ int check_offers(const BatchConfig& given, int world_size) {
 
 TEST(ResolveBatch, OffersSettingsThatAreValid) {
   int checked = 0;
-  for (int world_size = 1; world_size <= 4; ++world_size) {
-    for (int64_t total = 1; total <= 20; ++total) {
-      for (int64_t micro = 0; micro <= 5; ++micro) {
-        for (int64_t steps = 0; steps <= 5; ++steps) {
-          checked += check_offers({total, micro, steps}, world_size);
-        }
-      }
-    }
+  for (const auto& [world_size, total, micro, steps] :
+       each(std::views::iota(1, 5), std::views::iota(1, 21), std::views::iota(0, 6),
+            std::views::iota(0, 6))) {
+    checked += check_offers({total, micro, steps}, world_size);
   }
   EXPECT_GT(checked, 1000);
 }
@@ -135,17 +129,14 @@ TEST(ResolveBatch, ContradictionsInAFileNameFileKeyAndPosition) {
 
 TEST(ResolveBatch, SurvivesTheLargestNumbers) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  for (const int64_t total : {int64_t{0}, int64_t{1}, kMax - 1, kMax}) {
-    for (const int64_t micro : {int64_t{0}, int64_t{1}, kMax / 2, kMax}) {
-      for (const int64_t steps : {int64_t{0}, int64_t{1}, kMax}) {
-        for (const int ranks : {1, 3, std::numeric_limits<int>::max()}) {
-          if (!batch_error({total, micro, steps}, ranks).empty()) continue;
-          const BatchConfig batch = resolve_batch({total, micro, steps}, ranks);
-          EXPECT_EQ(batch.train_batch_size / batch.micro_batch_size / batch.accumulation_steps,
-                    ranks);
-        }
-      }
-    }
+  for (const auto& [total, micro, steps, ranks] :
+       each(std::array{int64_t{0}, int64_t{1}, kMax - 1, kMax},
+            std::array{int64_t{0}, int64_t{1}, kMax / 2, kMax},
+            std::array{int64_t{0}, int64_t{1}, kMax},
+            std::array{1, 3, std::numeric_limits<int>::max()})) {
+    if (!batch_error({total, micro, steps}, ranks).empty()) continue;
+    const BatchConfig batch = resolve_batch({total, micro, steps}, ranks);
+    EXPECT_EQ(batch.train_batch_size / batch.micro_batch_size / batch.accumulation_steps, ranks);
   }
   EXPECT_THAT(batch_error({0, kMax, 2}, 1), HasSubstr("more than 2^63"));
 }

@@ -58,26 +58,23 @@ class DecisionConformance : public DeviceConformance {
 };
 
 TEST_P(DecisionConformance, HasTheBitsOfTheHosts) {
-  for (const double divisor : {1.0, 8.0, 3.0, 3 * 65536.0}) {
-    for (const double clipping : {0.0, 1e-3, 0.7, 1e9}) {
-      for (const DType dtype : {DType::fp32, DType::bf16}) {
-        Config config;
-        config.gradient_clipping = clipping;
-        config.precision.param_dtype = dtype;
-        config.precision.check_grad_overflow = false;
-        const StepRule rule = StepDecider(config, divisor).rule();
-        for (int i = 0; i < 12; ++i) {
-          // Norms over 20 powers of ten; zeros.
-          std::vector<float> gradient(512);
-          for (size_t k = 0; k < gradient.size() && i > 0; ++k) {
-            gradient[k] = std::pow(10.0F, static_cast<float>(2 * i - 12)) *
-                          std::sin(static_cast<float>(k) + static_cast<float>(i));
-          }
-          if (i == 11) gradient[300] = kInfinity;
-          EXPECT_EQ(bits_of(decided(gradient, rule)), bits_of(expected(gradient, config, divisor)))
-              << divisor << " " << clipping << " " << i;
-        }
+  for (const auto& [divisor, clipping, dtype] :
+       each(std::array{1.0, 8.0, 3.0, 3 * 65536.0}, std::array{0.0, 1e-3, 0.7, 1e9}, kFp32Bf16)) {
+    Config config;
+    config.gradient_clipping = clipping;
+    config.precision.param_dtype = dtype;
+    config.precision.check_grad_overflow = false;
+    const StepRule rule = StepDecider(config, divisor).rule();
+    for (int i = 0; i < 12; ++i) {
+      // Norms over 20 powers of ten; zeros.
+      std::vector<float> gradient(512);
+      for (size_t k = 0; k < gradient.size() && i > 0; ++k) {
+        gradient[k] = std::pow(10.0F, static_cast<float>(2 * i - 12)) *
+                      std::sin(static_cast<float>(k) + static_cast<float>(i));
       }
+      if (i == 11) gradient[300] = kInfinity;
+      EXPECT_EQ(bits_of(decided(gradient, rule)), bits_of(expected(gradient, config, divisor)))
+          << divisor << " " << clipping << " " << i;
     }
   }
 }
@@ -102,26 +99,24 @@ TEST_P(DecisionConformance, TakesNoStepThatTheRanksDoNotAgreeOn) {
 TEST_P(DecisionConformance, IsReadByTheUpdate) {
   const std::vector<float> ones(1000, 1.0F);
   const std::vector<float> nan(4, kNan);
-  for (const bool aligned : {true, false}) {
-    for (const bool taken : {true, false}) {
-      const auto decision = array(std::vector<float>(2));
-      decide(taken ? ones : nan, {.average = 0.25}, decision.view());
-      const auto master = array(ones, aligned ? 0 : 1);
-      const auto state = array(ones, aligned ? 0 : 3);
-      const auto grad = array(ones, aligned ? 0 : 5);
-      // grad_scale is not what counts
-      UpdateSegment segment{.numel = 1000};
-      segment.scalars = {.rule = UpdateRule::sgd, .lr = 0.5F, .beta1 = 0.5, .grad_scale = 77.0F};
-      segment.scalars.step = 2;
-      update({.master = master.view(),
-              .grad = grad.view(),
-              .param = master.view(),
-              .states = {state.view()},
-              .decision = decision.view()},
-             {segment});
-      EXPECT_EQ(state.host(), std::vector<float>(1000, taken ? 0.75F : 1.0F));
-      EXPECT_EQ(master.host(), std::vector<float>(1000, taken ? 0.625F : 1.0F));
-    }
+  for (const auto& [aligned, taken] : each(kEither, kEither)) {
+    const auto decision = array(std::vector<float>(2));
+    decide(taken ? ones : nan, {.average = 0.25}, decision.view());
+    const auto master = array(ones, aligned ? 0 : 1);
+    const auto state = array(ones, aligned ? 0 : 3);
+    const auto grad = array(ones, aligned ? 0 : 5);
+    // grad_scale is not what counts
+    UpdateSegment segment{.numel = 1000};
+    segment.scalars = {.rule = UpdateRule::sgd, .lr = 0.5F, .beta1 = 0.5, .grad_scale = 77.0F};
+    segment.scalars.step = 2;
+    update({.master = master.view(),
+            .grad = grad.view(),
+            .param = master.view(),
+            .states = {state.view()},
+            .decision = decision.view()},
+           {segment});
+    EXPECT_EQ(state.host(), std::vector<float>(1000, taken ? 0.75F : 1.0F));
+    EXPECT_EQ(master.host(), std::vector<float>(1000, taken ? 0.625F : 1.0F));
   }
 }
 
@@ -176,29 +171,27 @@ TEST_P(TrustRatioConformance, AreTheNormsOfParametersOverThoseOfDirectionsWithin
 TEST_P(TrustRatioConformance, AreReadByTheUpdate) {
   constexpr float kLr = 0.5F;
   const std::vector<float> of_parameters = {0.5F, 2.0F, 4.0F};
-  for (const bool aligned : {true, false}) {
-    for (const bool with : {true, false}) {
-      const auto ratios = array(of_parameters);
-      const auto master = array(std::vector<float>(900, 1.0F), aligned ? 0 : 1);
-      const auto mean = array(std::vector<float>(900, 0.25F), aligned ? 0 : 3);
-      const auto square = array(std::vector<float>(900, 0.25F), aligned ? 0 : 5);
-      std::vector<UpdateSegment> segments;
-      for (const int64_t parameter : {2, 0, 1}) {
-        UpdateSegment& segment = segments.emplace_back();
-        segment = {.begin = 300 * std::ssize(segments) - 300, .numel = 300};
-        segment.scalars = {.rule = UpdateRule::lamb, .lr = kLr, .eps = 0.0F};
-        segment.parameter = parameter;
-      }
-      UpdateTensors tensors{
-          .master = master.view(), .param = master.view(), .states = {mean.view(), square.view()}};
-      if (with) tensors.trust_ratios = ratios.view();
-      update(tensors, segments);
-      const std::vector<float> updated = master.host();
-      for (size_t i = 0; i < 3; ++i) {
-        const float ratio = with ? of_parameters[static_cast<size_t>(segments[i].parameter)] : 1.0F;
-        EXPECT_EQ(updated[300 * i], 1.0F - kLr * ratio * 0.5F) << i;
-        EXPECT_EQ(updated[300 * i + 299], 1.0F - kLr * ratio * 0.5F) << i;
-      }
+  for (const auto& [aligned, with] : each(kEither, kEither)) {
+    const auto ratios = array(of_parameters);
+    const auto master = array(std::vector<float>(900, 1.0F), aligned ? 0 : 1);
+    const auto mean = array(std::vector<float>(900, 0.25F), aligned ? 0 : 3);
+    const auto square = array(std::vector<float>(900, 0.25F), aligned ? 0 : 5);
+    std::vector<UpdateSegment> segments;
+    for (const int64_t parameter : {2, 0, 1}) {
+      UpdateSegment& segment = segments.emplace_back();
+      segment = {.begin = 300 * std::ssize(segments) - 300, .numel = 300};
+      segment.scalars = {.rule = UpdateRule::lamb, .lr = kLr, .eps = 0.0F};
+      segment.parameter = parameter;
+    }
+    UpdateTensors tensors{
+        .master = master.view(), .param = master.view(), .states = {mean.view(), square.view()}};
+    if (with) tensors.trust_ratios = ratios.view();
+    update(tensors, segments);
+    const std::vector<float> updated = master.host();
+    for (size_t i = 0; i < 3; ++i) {
+      const float ratio = with ? of_parameters[static_cast<size_t>(segments[i].parameter)] : 1.0F;
+      EXPECT_EQ(updated[300 * i], 1.0F - kLr * ratio * 0.5F) << i;
+      EXPECT_EQ(updated[300 * i + 299], 1.0F - kLr * ratio * 0.5F) << i;
     }
   }
 }

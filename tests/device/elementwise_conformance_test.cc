@@ -16,17 +16,15 @@ class ElementwiseConformance : public DeviceConformance {
 
   template <typename T>
   void check_fill(const std::vector<float>& values) {
-    for (const float value : values) {
-      for (const int64_t numel : {0, 1, 31, 1000, 70001}) {
-        const auto dst = array(std::vector<T>(static_cast<size_t>(numel)), 1);
-        device_->fill(*stream_, dst.view(), value);
-        if constexpr (std::is_integral_v<T>) {
-          EXPECT_EQ(dst.host(), std::vector<T>(static_cast<size_t>(numel), static_cast<T>(value)));
-        } else {
-          const std::vector<uint32_t> expected(static_cast<size_t>(numel),
-                                               bits_of(from_fp32<T>(value)));
-          EXPECT_EQ(bits_of(dst.host()), expected);
-        }
+    for (const auto& [value, numel] : each(values, std::array{0, 1, 31, 1000, 70001})) {
+      const auto dst = array(std::vector<T>(static_cast<size_t>(numel)), 1);
+      device_->fill(*stream_, dst.view(), value);
+      if constexpr (std::is_integral_v<T>) {
+        EXPECT_EQ(dst.host(), std::vector<T>(static_cast<size_t>(numel), static_cast<T>(value)));
+      } else {
+        const std::vector<uint32_t> expected(static_cast<size_t>(numel),
+                                             bits_of(from_fp32<T>(value)));
+        EXPECT_EQ(bits_of(dst.host()), expected);
       }
     }
   }

@@ -119,27 +119,25 @@ TEST_P(QuantizeConformance, AnElementIsTheNearestMultipleOfItsGroupsScale) {
 }
 
 TEST_P(QuantizeConformance, PartsAreAddedInFp32AndRoundedOnce) {
-  for (const int bits : {4, 8}) {
-    for (const int parts : {1, 3}) {
-      std::vector<uint8_t> bytes;
-      std::vector<float> sum(512, 0.0F);
-      for (int part = 0; part < parts; ++part) {
-        const auto of_part =
-            quantize(random_normal<float>(512, static_cast<unsigned>(part)), {.bits = bits});
-        bytes.insert(bytes.end(), of_part.begin(), of_part.end());
-        const std::vector<Block> blocks = read_blocks(of_part, bits);
-        for (size_t i = 0; i < sum.size(); ++i) sum[i] += blocks[i / 256].decoded(i % 256);
-      }
-      const std::vector<Bf16> before = random_normal<Bf16>(512, 9);
-      const Dequantization how{.bits = bits, .parts = parts};
-      const Dequantization adding{.bits = bits, .parts = parts, .accumulate = true};
-      const std::vector<Bf16> replaced = dequantize(bytes, before, how);
-      const std::vector<Bf16> added = dequantize(bytes, before, adding);
-      EXPECT_EQ(bits_of(dequantize(bytes, sum, how)), bits_of(sum));
-      for (size_t i = 0; i < sum.size(); ++i) {
-        EXPECT_EQ(bits_of(replaced[i]), bits_of(to_bf16(sum[i]))) << i;
-        EXPECT_EQ(bits_of(added[i]), bits_of(to_bf16(to_fp32(before[i]) + sum[i]))) << i;
-      }
+  for (const auto& [bits, parts] : each(std::array{4, 8}, std::array{1, 3})) {
+    std::vector<uint8_t> bytes;
+    std::vector<float> sum(512, 0.0F);
+    for (int part = 0; part < parts; ++part) {
+      const auto of_part =
+          quantize(random_normal<float>(512, static_cast<unsigned>(part)), {.bits = bits});
+      bytes.insert(bytes.end(), of_part.begin(), of_part.end());
+      const std::vector<Block> blocks = read_blocks(of_part, bits);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += blocks[i / 256].decoded(i % 256);
+    }
+    const std::vector<Bf16> before = random_normal<Bf16>(512, 9);
+    const Dequantization how{.bits = bits, .parts = parts};
+    const Dequantization adding{.bits = bits, .parts = parts, .accumulate = true};
+    const std::vector<Bf16> replaced = dequantize(bytes, before, how);
+    const std::vector<Bf16> added = dequantize(bytes, before, adding);
+    EXPECT_EQ(bits_of(dequantize(bytes, sum, how)), bits_of(sum));
+    for (size_t i = 0; i < sum.size(); ++i) {
+      EXPECT_EQ(bits_of(replaced[i]), bits_of(to_bf16(sum[i]))) << i;
+      EXPECT_EQ(bits_of(added[i]), bits_of(to_bf16(to_fp32(before[i]) + sum[i]))) << i;
     }
   }
 }
@@ -204,21 +202,19 @@ TEST_P(QuantizeConformance, WhatIsLostIsAddedToTheNextValues) {
 }
 
 TEST_P(QuantizeConformance, AGroupThatIsNotFiniteBecomesNanAndForgetsWhatWasLost) {
-  for (const float odd : {kInfinity, kNan, -kInfinity}) {
-    for (const int bits : {4, 8}) {
-      std::vector<float> values = random_normal<float>(512, 8);
-      values[300] = odd;
-      const auto lost = array(std::vector<float>(512, 0.001F));
-      const std::vector<uint8_t> bytes =
-          quantize(values, {.bits = bits, .lost = lost.view(), .beta = 0.5F});
-      const std::vector<float> back = dequantize(bytes, values, {.bits = bits});
-      const std::vector<float> after = lost.host();
-      const size_t group = bits == 4 ? 32 : 256;
-      for (size_t i = 0; i < 512; ++i) {
-        const bool odd_group = i / group == 300 / group;
-        EXPECT_EQ(std::isnan(back[i]), odd_group) << i;
-        EXPECT_TRUE(std::isfinite(after[i]) && (!odd_group || after[i] == 0.0F)) << i;
-      }
+  for (const auto& [odd, bits] : each(std::array{kInfinity, kNan, -kInfinity}, std::array{4, 8})) {
+    std::vector<float> values = random_normal<float>(512, 8);
+    values[300] = odd;
+    const auto lost = array(std::vector<float>(512, 0.001F));
+    const std::vector<uint8_t> bytes =
+        quantize(values, {.bits = bits, .lost = lost.view(), .beta = 0.5F});
+    const std::vector<float> back = dequantize(bytes, values, {.bits = bits});
+    const std::vector<float> after = lost.host();
+    const size_t group = bits == 4 ? 32 : 256;
+    for (size_t i = 0; i < 512; ++i) {
+      const bool odd_group = i / group == 300 / group;
+      EXPECT_EQ(std::isnan(back[i]), odd_group) << i;
+      EXPECT_TRUE(std::isfinite(after[i]) && (!odd_group || after[i] == 0.0F)) << i;
     }
   }
 }

@@ -156,36 +156,34 @@ TEST_P(UpdateConformance, DoesNotDependOnCutsOrThreads) {
 
 TEST_P(UpdateConformance, SegmentsHaveTheBitsOfTheScalarFormulaForEveryRuleAndType) {
   for (const UpdateRule rule : kRules) {
-    for (const Storage& storage : storages(rule)) {
-      for (const bool aligned : {true, false}) {
-        SCOPED_TRACE(::testing::Message()
-                     << "rule " << static_cast<int>(rule) << " master " << name_of(storage.master)
-                     << " grad " << name_of(storage.grad) << " state " << name_of(storage.state)
-                     << " aligned " << aligned);
-        Case c = many(rule, storage, 18);
-        c.aligned = aligned;
-        check(c);
-        if (HasFailure()) return;
-      }
+    for (const auto& [storage, aligned] : each(storages(rule), kEither)) {
+      SCOPED_TRACE(::testing::Message()
+                   << "rule " << static_cast<int>(rule) << " master " << name_of(storage.master)
+                   << " grad " << name_of(storage.grad) << " state " << name_of(storage.state)
+                   << " aligned " << aligned);
+      Case c = many(rule, storage, 18);
+      c.aligned = aligned;
+      check(c);
+      if (HasFailure()) return;
     }
   }
 }
 
 TEST_P(UpdateConformance, NonFiniteGradientsShowInTheResult) {
-  for (const UpdateRule rule : {UpdateRule::adam, UpdateRule::sgd, UpdateRule::adagrad}) {
-    for (const float value : {kInfinity, kNan}) {
-      const auto master = array(std::vector<float>(40, 1.0F));
-      const auto state0 = array(std::vector<float>(40, 0.0F));
-      const auto state1 = array(std::vector<float>(40, 0.0F));
-      const auto grad = array(std::vector<float>(40, value));
-      const auto param = array(std::vector<Bf16>(40));
-      update({.master = master.view(),
-              .grad = grad.view(),
-              .param = param.view(),
-              .states = {state0.view(), state1.view()}},
-             cut(scalars_of(rule, true), 40));
-      for (const Bf16 result : param.host()) EXPECT_FALSE(std::isfinite(to_float(result)));
-    }
+  for (const auto& [rule, value] :
+       each(std::array{UpdateRule::adam, UpdateRule::sgd, UpdateRule::adagrad},
+            std::array{kInfinity, kNan})) {
+    const auto master = array(std::vector<float>(40, 1.0F));
+    const auto state0 = array(std::vector<float>(40, 0.0F));
+    const auto state1 = array(std::vector<float>(40, 0.0F));
+    const auto grad = array(std::vector<float>(40, value));
+    const auto param = array(std::vector<Bf16>(40));
+    update({.master = master.view(),
+            .grad = grad.view(),
+            .param = param.view(),
+            .states = {state0.view(), state1.view()}},
+           cut(scalars_of(rule, true), 40));
+    for (const Bf16 result : param.host()) EXPECT_FALSE(std::isfinite(to_float(result)));
   }
 }
 
@@ -257,31 +255,28 @@ TEST_P(UpdateConformance, WrongArgumentsAreErrorsAtTheCall) {
 TEST_P(UpdateConformance, ASkippedStepCastsTheMastersToABufferOfParameters) {
   constexpr int64_t kNumel = 1027;
   const auto skipped = array(std::vector<float>{0.0F, 0.0F});
-  for (const DType state : {DType::fp32, DType::bf16}) {
-    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
-      for (const int64_t offset : {0, 1}) {
-        const Values before = random_values(kNumel, {.param = dtype, .state = state});
-        const auto stored = [&](const std::vector<float>& values, DType as) {
-          return Stored(*device_, *stream_, values, as, true, offset);
-        };
-        const Stored master = stored(before.master, DType::fp32);
-        const Stored grad = stored(before.grad, DType::bf16);
-        const Stored param = stored(std::vector<float>(kNumel, 77.0F), dtype);
-        const Stored state0 = stored(before.states[0], state);
-        const Stored state1 = stored(before.states[1], state);
-        const std::vector<float> states = state0.values();
-        update({.master = master.view(),
-                .grad = grad.view(),
-                .param = param.view(),
-                .states = {state0.view(), state1.view()},
-                .decision = skipped.view(),
-                .param_is_buffer = true},
-               cut(scalars_of(UpdateRule::adam, true), kNumel, {256, 768}));
-        EXPECT_EQ(bits_of(param.values()), bits_of(stored(before.master, dtype).values()));
-        EXPECT_EQ(bits_of(master.values()), bits_of(before.master));
-        EXPECT_EQ(bits_of(state0.values()), bits_of(states));
-      }
-    }
+  for (const auto& [state, dtype, offset] :
+       each(kFp32Bf16, std::array{DType::fp32, DType::bf16, DType::fp16}, std::array{0, 1})) {
+    const Values before = random_values(kNumel, {.param = dtype, .state = state});
+    const auto stored = [&](const std::vector<float>& values, DType as) {
+      return Stored(*device_, *stream_, values, as, true, offset);
+    };
+    const Stored master = stored(before.master, DType::fp32);
+    const Stored grad = stored(before.grad, DType::bf16);
+    const Stored param = stored(std::vector<float>(kNumel, 77.0F), dtype);
+    const Stored state0 = stored(before.states[0], state);
+    const Stored state1 = stored(before.states[1], state);
+    const std::vector<float> states = state0.values();
+    update({.master = master.view(),
+            .grad = grad.view(),
+            .param = param.view(),
+            .states = {state0.view(), state1.view()},
+            .decision = skipped.view(),
+            .param_is_buffer = true},
+           cut(scalars_of(UpdateRule::adam, true), kNumel, {256, 768}));
+    EXPECT_EQ(bits_of(param.values()), bits_of(stored(before.master, dtype).values()));
+    EXPECT_EQ(bits_of(master.values()), bits_of(before.master));
+    EXPECT_EQ(bits_of(state0.values()), bits_of(states));
   }
 }
 

@@ -32,28 +32,27 @@ class BlockIoTest : public ::testing::TestWithParam<bool> {
 };
 
 TEST_P(BlockIoTest, ReadsWhatItWroteAndVisitsEveryBlockOnce) {
-  for (const size_t block : {size_t{4096}, size_t{12288}, kNbytes}) {
-    for (const int depth : {1, 3, 64}) {
-      const auto io = make(depth);
-      if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
-      std::mt19937_64 random(block);
-      std::vector<uint64_t> expected(kNbytes / 8);
-      for (uint64_t& word : expected) word = random();
-      std::copy_n(reinterpret_cast<const std::byte*>(expected.data()), kNbytes, buffer_.data());
-      std::mutex mutex;
-      std::vector<int> visits(blocks(block).size(), 0);
-      const auto visit = [&](size_t i) {
-        const std::lock_guard lock(mutex);
-        ++visits[i];
-      };
-      io->transfer(Direction::write, blocks(block), visit);
-      EXPECT_THAT(visits, ::testing::Each(1));
-      std::fill_n(buffer_.data(), kNbytes, std::byte{0});
-      io->transfer(Direction::read, blocks(block), visit);
-      EXPECT_THAT(visits, ::testing::Each(2));
-      EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
-                             reinterpret_cast<const uint64_t*>(buffer_.data())));
-    }
+  for (const auto& [block, depth] :
+       each(std::array{size_t{4096}, size_t{12288}, kNbytes}, std::array{1, 3, 64})) {
+    const auto io = make(depth);
+    if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
+    std::mt19937_64 random(block);
+    std::vector<uint64_t> expected(kNbytes / 8);
+    for (uint64_t& word : expected) word = random();
+    std::copy_n(reinterpret_cast<const std::byte*>(expected.data()), kNbytes, buffer_.data());
+    std::mutex mutex;
+    std::vector<int> visits(blocks(block).size(), 0);
+    const auto visit = [&](size_t i) {
+      const std::lock_guard lock(mutex);
+      ++visits[i];
+    };
+    io->transfer(Direction::write, blocks(block), visit);
+    EXPECT_THAT(visits, ::testing::Each(1));
+    std::fill_n(buffer_.data(), kNbytes, std::byte{0});
+    io->transfer(Direction::read, blocks(block), visit);
+    EXPECT_THAT(visits, ::testing::Each(2));
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
+                           reinterpret_cast<const uint64_t*>(buffer_.data())));
   }
 }
 

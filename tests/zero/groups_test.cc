@@ -194,25 +194,24 @@ int64_t wrong_bytes(Engine& engine, const std::string& module) {
 }
 
 TEST(HpzTest, FrozenParametersOfAnotherDtypeKeepTheirBits) {
-  for (const int64_t secondary : {1, 2}) {
-    for (const OffloadDevice home : {OffloadDevice::none, OffloadDevice::cpu}) {
-      Config config = copied(secondary);
-      config.zero.quantized_weights = config.zero.quantized_nontrainable_weights = true;
-      config.zero.quantized_gradients = true;
-      config.offload.param.device = home;
-      run_engines({config, 4, hosts_of(2), adapted_specs()}, [&](Engine& engine, Communicator&) {
-        write_bytes(engine);
-        for (int step = 0; step < 3; ++step) {
-          for (const char* module : {"m", "n", "n", "m"}) {
-            EXPECT_EQ(wrong_bytes(engine, module), 0)
-                << module << " in step " << step << ", hpZ of " << secondary;
-          }
-          for (const ParameterId id : {7, 3}) give_gradient(engine, id, 0.5F);
-          engine.end_micro_step();
-          EXPECT_TRUE(engine.step().applied);
+  for (const auto& [secondary, home] :
+       each(std::array{1, 2}, std::array{OffloadDevice::none, OffloadDevice::cpu})) {
+    Config config = copied(secondary);
+    config.zero.quantized_weights = config.zero.quantized_nontrainable_weights = true;
+    config.zero.quantized_gradients = true;
+    config.offload.param.device = home;
+    run_engines({config, 4, hosts_of(2), adapted_specs()}, [&](Engine& engine, Communicator&) {
+      write_bytes(engine);
+      for (int step = 0; step < 3; ++step) {
+        for (const char* module : {"m", "n", "n", "m"}) {
+          EXPECT_EQ(wrong_bytes(engine, module), 0)
+              << module << " in step " << step << ", hpZ of " << secondary;
         }
-      });
-    }
+        for (const ParameterId id : {7, 3}) give_gradient(engine, id, 0.5F);
+        engine.end_micro_step();
+        EXPECT_TRUE(engine.step().applied);
+      }
+    });
   }
 }
 

@@ -20,25 +20,23 @@ double bytes_per_element(const Rule& rule, DType dtype, bool use_muon) {
 }
 
 TEST_P(EveryOptimizer, HoldsTheBytesOfItsStates) {
-  for (const DType dtype : {DType::fp32, DType::bf16}) {
-    for (const int stage : {0, 2}) {
-      std::vector<ParameterSpec> model;
-      for (int i = 0; i < 20; ++i) {
-        const std::string name = "h." + std::to_string(i);
-        model.push_back({name + ".weight", {128, 96}, name, 0, true, "", true});
-        model.push_back({name + ".table", {128, 96}, name, 0, true, "", false});
-      }
-      Config config = toy_config(stage, dtype);
-      GetParam().set(config);
-      config.zero.reduce_bucket_size = 1 << 20;
-      run_engines({config, 2, {}, model}, [&](Engine& engine, Communicator&) {
-        const double elements = 20 * 128 * 96 / (stage == 0 ? 1.0 : 2.0);
-        const double expected = elements * (bytes_per_element(GetParam(), dtype, true) +
-                                            bytes_per_element(GetParam(), dtype, false));
-        EXPECT_NEAR(static_cast<double>(live_bytes(engine, MemoryCategory::optimizer)), expected,
-                    0.01 * expected);
-      });
+  for (const auto& [dtype, stage] : each(kFp32Bf16, std::array{0, 2})) {
+    std::vector<ParameterSpec> model;
+    for (int i = 0; i < 20; ++i) {
+      const std::string name = "h." + std::to_string(i);
+      model.push_back({name + ".weight", {128, 96}, name, 0, true, "", true});
+      model.push_back({name + ".table", {128, 96}, name, 0, true, "", false});
     }
+    Config config = toy_config(stage, dtype);
+    GetParam().set(config);
+    config.zero.reduce_bucket_size = 1 << 20;
+    run_engines({config, 2, {}, model}, [&](Engine& engine, Communicator&) {
+      const double elements = 20 * 128 * 96 / (stage == 0 ? 1.0 : 2.0);
+      const double expected = elements * (bytes_per_element(GetParam(), dtype, true) +
+                                          bytes_per_element(GetParam(), dtype, false));
+      EXPECT_NEAR(static_cast<double>(live_bytes(engine, MemoryCategory::optimizer)), expected,
+                  0.01 * expected);
+    });
   }
 }
 
@@ -60,22 +58,20 @@ Config config_of(int stage, const std::string& optimizer) {
 }
 
 TEST(CallerOptimizer, UpdatesShardsAsTheEnginesOwnWould) {
-  for (int stage = 0; stage <= 3; ++stage) {
-    for (const bool on_host : {false, true}) {
-      if (on_host && stage == 0) continue;
-      Config config = on_host ? offloaded(base_config(stage), 0.5) : base_config(stage);
-      config.precision.grad_accum_dtype = DType::fp32;  // as a caller's optimizer gets them
-      ToyJob job{.config = config, .groups = {{"a", 0.25F, 0.0F}, {"b", 0.25F, 0.0F}}};
-      const auto train = [&](const std::string& type, const Engine::ShardUpdate& update) {
-        job.config.optimizer.type = type;
-        return train_by(job, 3, [&](Engine& engine, Communicator& comm, int64_t step) {
-          ToyModel::micro_step(engine, comm.rank(), 0, step);
-          return update ? engine.step(update) : engine.step();
-        });
-      };
-      EXPECT_EQ(train(std::string(kExternalOptimizer), descent(0.25F)), train("SGD", {}))
-          << "stage " << stage << ", half on the host " << on_host;
-    }
+  for (const auto& [stage, on_host] : each(kStages, kEither)) {
+    if (on_host && stage == 0) continue;
+    Config config = on_host ? offloaded(base_config(stage), 0.5) : base_config(stage);
+    config.precision.grad_accum_dtype = DType::fp32;  // as a caller's optimizer gets them
+    ToyJob job{.config = config, .groups = {{"a", 0.25F, 0.0F}, {"b", 0.25F, 0.0F}}};
+    const auto train = [&](const std::string& type, const Engine::ShardUpdate& update) {
+      job.config.optimizer.type = type;
+      return train_by(job, 3, [&](Engine& engine, Communicator& comm, int64_t step) {
+        ToyModel::micro_step(engine, comm.rank(), 0, step);
+        return update ? engine.step(update) : engine.step();
+      });
+    };
+    EXPECT_EQ(train(std::string(kExternalOptimizer), descent(0.25F)), train("SGD", {}))
+        << "stage " << stage << ", half on the host " << on_host;
   }
 }
 

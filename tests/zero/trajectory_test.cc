@@ -124,30 +124,24 @@ void expect_near(const Outcome& outcome, const Outcome& expected) {
 }
 
 TEST(Trajectory, MatchesAScalarReferenceAtEveryStageAndWorldSize) {
-  for (const int ranks : {1, 2, 3}) {
-    for (const int64_t accumulation : {1, 3}) {
-      const Outcome expected = reference(ranks, accumulation);
-      for (int stage = 0; stage <= 3; ++stage) {
-        SCOPED_TRACE(fmt::format("{} ranks, stage {}, {} micro-steps", ranks, stage, accumulation));
-        expect_near(train(config_of(stage, accumulation), ranks), expected);
-      }
+  for (const auto& [ranks, accumulation] : each(std::array{1, 2, 3}, std::array{1, 3})) {
+    const Outcome expected = reference(ranks, accumulation);
+    for (int stage = 0; stage <= 3; ++stage) {
+      SCOPED_TRACE(fmt::format("{} ranks, stage {}, {} micro-steps", ranks, stage, accumulation));
+      expect_near(train(config_of(stage, accumulation), ranks), expected);
     }
   }
 }
 
 TEST(Trajectory, ModulesSkippedOnSomeRanksCountAsZero) {
   const Outcome expected = reference(2, 2, expert_is_rank_zeros);
-  for (int stage = 0; stage <= 3; ++stage) {
-    for (const bool overlap : {false, true}) {
-      for (const bool share : {false, true}) {
-        Config config = config_of(stage, 2);
-        config.zero.overlap_comm = overlap;
-        config.share_parameters = share;
-        config.zero.reduce_bucket_size = 500;
-        SCOPED_TRACE(fmt::format("stage {} overlap {}", stage, overlap));
-        expect_near(train(config, 2, expert_is_rank_zeros), expected);
-      }
-    }
+  for (const auto& [stage, overlap, share] : each(kStages, kEither, kEither)) {
+    Config config = config_of(stage, 2);
+    config.zero.overlap_comm = overlap;
+    config.share_parameters = share;
+    config.zero.reduce_bucket_size = 500;
+    SCOPED_TRACE(fmt::format("stage {} overlap {}", stage, overlap));
+    expect_near(train(config, 2, expert_is_rank_zeros), expected);
   }
 }
 

@@ -158,29 +158,28 @@ TEST(SnapshotQueueTest, BytesComeOutInOrderThroughMemoryThatIsMuchSmaller) {
   std::vector<size_t> shuffled = in_order;
   std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(1));
   const std::vector<uint64_t> places = places_of(tensors);
-  for (const auto& order : {in_order, shuffled}) {
-    for (const size_t nbytes : {512U, 1024U, 4608U, 1U << 20}) {
-      std::vector<std::byte> memory(nbytes);
-      SnapshotQueue queue(memory);
-      std::vector<std::vector<std::byte>> received(tensors.size());
-      std::vector<size_t> received_order;
-      std::thread copying([&] { copy_all(queue, tensors, order); });
-      for (auto pieces = queue.take(); !pieces.empty(); pieces = queue.take()) {
-        for (const Piece& piece : pieces) {
-          std::vector<std::byte>& to = received[piece.tensor];
-          if (to.empty()) received_order.push_back(piece.tensor);
-          EXPECT_EQ(piece.offset, to.size());
-          const auto in_memory = static_cast<uint64_t>(piece.bytes.data() - memory.data());
-          const uint64_t in_file = places[piece.tensor] + piece.offset;
-          EXPECT_EQ((in_file - in_memory) % SnapshotQueue::kAlignment, 0U);
-          to.insert(to.end(), piece.bytes.begin(), piece.bytes.end());
-        }
-        queue.release();
+  for (const auto& [order, nbytes] :
+       each(std::array{in_order, shuffled}, std::array{512U, 1024U, 4608U, 1U << 20})) {
+    std::vector<std::byte> memory(nbytes);
+    SnapshotQueue queue(memory);
+    std::vector<std::vector<std::byte>> received(tensors.size());
+    std::vector<size_t> received_order;
+    std::thread copying([&] { copy_all(queue, tensors, order); });
+    for (auto pieces = queue.take(); !pieces.empty(); pieces = queue.take()) {
+      for (const Piece& piece : pieces) {
+        std::vector<std::byte>& to = received[piece.tensor];
+        if (to.empty()) received_order.push_back(piece.tensor);
+        EXPECT_EQ(piece.offset, to.size());
+        const auto in_memory = static_cast<uint64_t>(piece.bytes.data() - memory.data());
+        const uint64_t in_file = places[piece.tensor] + piece.offset;
+        EXPECT_EQ((in_file - in_memory) % SnapshotQueue::kAlignment, 0U);
+        to.insert(to.end(), piece.bytes.begin(), piece.bytes.end());
       }
-      copying.join();
-      EXPECT_EQ(received, tensors) << nbytes;
-      EXPECT_EQ(received_order, order) << nbytes;
+      queue.release();
     }
+    copying.join();
+    EXPECT_EQ(received, tensors) << nbytes;
+    EXPECT_EQ(received_order, order) << nbytes;
   }
 }
 

@@ -69,12 +69,10 @@ void expect_store(Store& one, Store& other) {
 TEST(StoreTest, KeepsValuesOfAllSides) {
   const auto store = make_memory_store();
   expect_store(*store, *store);
-  for (const bool from_client : {false, true}) {
-    for (const bool to_client : {false, true}) {
-      const TcpPair pair = make_tcp_pair();
-      expect_store(from_client ? *pair.client : *pair.server,
-                   to_client ? *pair.client : *pair.server);
-    }
+  for (const auto& [from_client, to_client] : each(kEither, kEither)) {
+    const TcpPair pair = make_tcp_pair();
+    expect_store(from_client ? *pair.client : *pair.server,
+                 to_client ? *pair.client : *pair.server);
   }
 }
 

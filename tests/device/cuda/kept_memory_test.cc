@@ -182,27 +182,24 @@ TEST_F(KeptMemoryTest, LeavesWhatThePlanNeedsWithinTheLimit) {
 
 // The buffer that NCCL sums in is a part of the plan, and all of it that the GPU needs.
 TEST_F(KeptMemoryTest, LeavesWhatAccumulationNeedsWithinTheLimit) {
-  for (const DType comm_dtype : {DType::bf16, DType::fp32}) {
-    for (const int64_t accumulation : {1, 2}) {
-      for (int stage = 0; stage <= 3; ++stage) {
-        SCOPED_TRACE(
-            fmt::format("{} accumulation {} stage {}", name_of(comm_dtype), accumulation, stage));
-        Config config = toy_config(stage);
-        config.zero.param_persistence_threshold = 0;
-        config.zero.reduce_bucket_size = 100'000;
-        config.precision.communication_dtype = comm_dtype;
-        config.batch.accumulation_steps = accumulation;
-        const std::vector<ParameterSpec> specs = three_modules();
-        const MemoryPlan plan = plan_memory(config, specs, {2, 2});
-        const int64_t limit = plan.device() + kOther;
-        fake_.reset();
-        fake_.set_memory(2 * static_cast<size_t>(limit));
-        const Held held = most_held(config, specs, limit);
-        EXPECT_LE(held.device, limit);
-        const auto planned = static_cast<double>(plan.buckets + plan.gathered);
-        EXPECT_NEAR(static_cast<double>(held.buckets), planned, 0.03 * planned);
-      }
-    }
+  for (const auto& [comm_dtype, accumulation, stage] :
+       each(std::array{DType::bf16, DType::fp32}, std::array{1, 2}, kStages)) {
+    SCOPED_TRACE(
+        fmt::format("{} accumulation {} stage {}", name_of(comm_dtype), accumulation, stage));
+    Config config = toy_config(stage);
+    config.zero.param_persistence_threshold = 0;
+    config.zero.reduce_bucket_size = 100'000;
+    config.precision.communication_dtype = comm_dtype;
+    config.batch.accumulation_steps = accumulation;
+    const std::vector<ParameterSpec> specs = three_modules();
+    const MemoryPlan plan = plan_memory(config, specs, {2, 2});
+    const int64_t limit = plan.device() + kOther;
+    fake_.reset();
+    fake_.set_memory(2 * static_cast<size_t>(limit));
+    const Held held = most_held(config, specs, limit);
+    EXPECT_LE(held.device, limit);
+    const auto planned = static_cast<double>(plan.buckets + plan.gathered);
+    EXPECT_NEAR(static_cast<double>(held.buckets), planned, 0.03 * planned);
   }
 }
 

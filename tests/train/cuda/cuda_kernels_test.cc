@@ -86,30 +86,27 @@ TEST(CudaKernelsTest, EpiloguesAreLeftOutOnRequest) {
   const DeviceTensor bias = ones(shape.out);
   const DeviceTensor y = ones(shape.rows * shape.out);
   const DeviceTensor z = ones(shape.rows * shape.out);
-  for (const bool gelu : {true, false}) {
-    for (const bool bias_gradient : {true, false}) {
-      const auto kernels = cuda::make_cuda_kernels(
-          device,
-          {.dtype = DType::bf16, .gelu_epilogue = gelu, .bias_gradient_epilogue = bias_gradient},
-          fake_cublas_lt(), {nullptr, "a test"});
-      const auto launched = [&](const auto& call) {
-        const int before = FakeCuda::instance().counts()["cudaLaunchKernel"];
-        call();
-        return FakeCuda::instance().counts()["cudaLaunchKernel"] - before;
-      };
-      EXPECT_EQ(launched([&] { kernels->linear_gelu(shape, x, weight, bias, y, z); }),
-                gelu ? 0 : 1);
-      EXPECT_EQ(launched([&] { kernels->linear_transposed_gelu(shape, y, weight, x, wide, wide); }),
-                gelu ? 1 : 2);
-      EXPECT_EQ(launched([&] {
-                  kernels->linear_gradients(shape, x, y, {weight, false}, {bias, false});
-                }),
-                bias_gradient ? 0 : 2);
-      // The algorithm is for aligned biases.
-      const TensorView unaligned = wide.view().slice(1, shape.out);
-      EXPECT_EQ(launched([&] { kernels->linear(shape, x, weight, bias, {}, y); }), 0);
-      EXPECT_EQ(launched([&] { kernels->linear(shape, x, weight, unaligned, {}, y); }), 1);
-    }
+  for (const auto& [gelu, bias_gradient] : each(kEither, kEither)) {
+    const auto kernels = cuda::make_cuda_kernels(
+        device,
+        {.dtype = DType::bf16, .gelu_epilogue = gelu, .bias_gradient_epilogue = bias_gradient},
+        fake_cublas_lt(), {nullptr, "a test"});
+    const auto launched = [&](const auto& call) {
+      const int before = FakeCuda::instance().counts()["cudaLaunchKernel"];
+      call();
+      return FakeCuda::instance().counts()["cudaLaunchKernel"] - before;
+    };
+    EXPECT_EQ(launched([&] { kernels->linear_gelu(shape, x, weight, bias, y, z); }), gelu ? 0 : 1);
+    EXPECT_EQ(launched([&] { kernels->linear_transposed_gelu(shape, y, weight, x, wide, wide); }),
+              gelu ? 1 : 2);
+    EXPECT_EQ(launched([&] {
+                kernels->linear_gradients(shape, x, y, {weight, false}, {bias, false});
+              }),
+              bias_gradient ? 0 : 2);
+    // The algorithm is for aligned biases.
+    const TensorView unaligned = wide.view().slice(1, shape.out);
+    EXPECT_EQ(launched([&] { kernels->linear(shape, x, weight, bias, {}, y); }), 0);
+    EXPECT_EQ(launched([&] { kernels->linear(shape, x, weight, unaligned, {}, y); }), 1);
   }
 }
 

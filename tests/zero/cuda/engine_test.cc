@@ -91,11 +91,10 @@ using CudaEngineTest = LateCudaTest<300>;
 // Shards come up for each gather, and go down after each step.
 TEST_F(CudaEngineTest, OffloadedParametersChangeNoBitAndRestWhereThePlanSays) {
   const uint64_t expected = train({{3}, DType::bf16}, Where::nccl);
-  for (const double offloaded : {0.0, 0.5, 1.0}) {
-    for (const OffloadDevice param : {OffloadDevice::cpu, OffloadDevice::nvme}) {
-      EXPECT_EQ(train({{3, offloaded, param}, DType::bf16}, Where::nccl), expected)
-          << "states on the host " << offloaded << " nvme " << (param == OffloadDevice::nvme);
-    }
+  for (const auto& [offloaded, param] :
+       each(std::array{0.0, 0.5, 1.0}, std::array{OffloadDevice::cpu, OffloadDevice::nvme})) {
+    EXPECT_EQ(train({{3, offloaded, param}, DType::bf16}, Where::nccl), expected)
+        << "states on the host " << offloaded << " nvme " << (param == OffloadDevice::nvme);
   }
 }
 

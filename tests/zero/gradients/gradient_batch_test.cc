@@ -179,17 +179,15 @@ TEST_P(GradientBatchTest, RoundsOfOneMicroStepAddUpToTheSameBits) {
       EXPECT_TRUE(engine.end_micro_step());
     };
   };
-  for (const DType dtype : {DType::fp32, DType::bf16}) {
-    for (const int count : {1, 2, 3}) {
-      const ToyOutcome expected = train(base_config(2, dtype), rounds(count));
-      const Config config = base_config(GetParam(), dtype);
-      EXPECT_EQ(train(config, rounds(count)), expected) << count << " rounds";
-      if (GetParam() == 0) continue;  // no offload
-      for (const double ratio : {0.5, 1.0}) {
-        EXPECT_EQ(train(offloaded(config, ratio), rounds(count)),
-                  train(offloaded(base_config(2, dtype), ratio), rounds(count)))
-            << count << " rounds, offload " << ratio;
-      }
+  for (const auto& [dtype, count] : each(kFp32Bf16, std::array{1, 2, 3})) {
+    const ToyOutcome expected = train(base_config(2, dtype), rounds(count));
+    const Config config = base_config(GetParam(), dtype);
+    EXPECT_EQ(train(config, rounds(count)), expected) << count << " rounds";
+    if (GetParam() == 0) continue;  // no offload
+    for (const double ratio : {0.5, 1.0}) {
+      EXPECT_EQ(train(offloaded(config, ratio), rounds(count)),
+                train(offloaded(base_config(2, dtype), ratio), rounds(count)))
+          << count << " rounds, offload " << ratio;
     }
   }
 }
