@@ -85,12 +85,10 @@ TEST(ResolveAuto, CheckAndShowSayWhatIsLeftToTheProgram) {
                         "/scheduler/params/total_num_steps\n"));
   const std::string shown =
       show_config(parse_config(kAuto), {.world_size = 1, .hidden_size = 1000, .total_steps = 5000});
-  for (const char* line :
-       {"\"reduce_bucket_size\": 1000000,  // auto\n", "\"warmup_max_lr\": 0.0003,  // auto\n",
-        "\"warmup_num_steps\": \"auto\",  // the program has to give it\n",
-        "\"train_batch_size\": 8,  // auto\n"}) {
-    EXPECT_THAT(shown, HasSubstr(line));
-  }
+  EXPECT_THAT(shown, HasAll("\"reduce_bucket_size\": 1000000,  // auto\n",
+                            "\"warmup_max_lr\": 0.0003,  // auto\n",
+                            "\"warmup_num_steps\": \"auto\",  // the program has to give it\n",
+                            "\"train_batch_size\": 8,  // auto\n"));
   EXPECT_EQ(problems_of(shown), "");
 }
 

@@ -145,11 +145,10 @@ TEST(DryRun, PrintsThePlanAndStartsNothing) {
       shell_ranks(2, "touch $SCRATCH/started", {"--dry_run", "--master_port", "0"}));
   EXPECT_EQ(job.wait(), 0);
   EXPECT_FALSE(std::filesystem::exists(job.scratch().path("started")));
-  for (const char* text : {"rank 0 on ", "rank 1 on ", "RANK=1\n", "WORLD_SIZE=2\n",
-                           "OMP_NUM_THREADS=", "MASTER_PORT=", "cpus ", "command ",
-                           "sh -c 'touch $SCRATCH/started'", "ZERORUN_JOB_SECRET=<secret>"}) {
-    EXPECT_THAT(job.output(), HasSubstr(text));
-  }
+  EXPECT_THAT(job.output(),
+              HasAll("rank 0 on ", "rank 1 on ", "RANK=1\n", "WORLD_SIZE=2\n",
+                     "OMP_NUM_THREADS=", "MASTER_PORT=", "cpus ", "command ",
+                     "sh -c 'touch $SCRATCH/started'", "ZERORUN_JOB_SECRET=<secret>"));
 }
 
 // A command line that cannot be meant: exit code 2, one line.

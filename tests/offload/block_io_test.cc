@@ -161,13 +161,13 @@ TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForAndNamesTheSettingThatNamedTheFol
   const std::string states = refusal(test_paths::build(), large);
   EXPECT_THAT(states, StartsWith("/zero_optimization/offload_optimizer/nvme_path " +
                                  test_paths::build() + ": cannot reserve "));
-  EXPECT_THAT(states, HasSubstr("for this rank's offloaded states: "));
-  EXPECT_THAT(states, HasSubstr("are free. Free some, name another disk, or offload a smaller"));
+  EXPECT_THAT(states, HasAll("for this rank's offloaded states: ",
+                             "are free. Free some, name another disk, or offload a smaller"));
   const FilePurpose bench{.folder = "bench:", .content = "a file", .instead = "do less"};
   EXPECT_THAT(refusal("/no/such", 1, bench), StartsWith("bench: /no/such: No such file"));
   const std::string other = refusal(test_paths::build(), large, bench);
-  EXPECT_THAT(other, HasSubstr("cannot reserve " + format_bytes(large) + " for a file"));
-  EXPECT_THAT(other, HasSubstr("name another disk, or do less"));
+  EXPECT_THAT(other, HasAll("cannot reserve " + format_bytes(large) + " for a file",
+                            "name another disk, or do less"));
 }
 
 TEST(DirectFile, RoomForHalfOfTheFilesOfAHostIsNotRoomForAll) {

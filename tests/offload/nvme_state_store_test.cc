@@ -298,9 +298,8 @@ TEST(MemoryCheck, LockingMoreThanTheLimitIsSaidWithWhatToDo) {
   EXPECT_EQ(locking_advice(limits, size_t{4} << 20, 2), "");
   EXPECT_EQ(locking_advice({}, size_t{4} << 40, 2), "");
   const std::string advice = locking_advice(limits, size_t{6} << 20, 2);
-  EXPECT_THAT(advice, HasSubstr("12.0 MiB of buffers on this host"));
-  EXPECT_THAT(advice, HasSubstr("`ulimit -l` allows 8.0 MiB"));
-  EXPECT_THAT(advice, HasSubstr("ulimit memlock=-1"));
+  EXPECT_THAT(advice, HasAll("12.0 MiB of buffers on this host", "`ulimit -l` allows 8.0 MiB",
+                             "ulimit memlock=-1"));
 }
 
 TEST(MemoryCheck, TooLittleIsAnErrorThatSaysWhatIsMissingWhere) {

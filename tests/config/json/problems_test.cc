@@ -160,8 +160,7 @@ TEST(Problems, OffloadIsReadInItsOldForm) {
 TEST(Problems, AConfigurationOfAccelerateIsOneProblem) {
   const std::string problems = problems_of(
       "compute_environment: LOCAL_MACHINE\ndeepspeed_config:\n  zero_stage: 3\nuse_cpu: false\n");
-  EXPECT_THAT(problems, HasSubstr("1 problem\n"));
-  EXPECT_THAT(problems, HasSubstr("a configuration of accelerate"));
+  EXPECT_THAT(problems, HasAll("1 problem\n", "a configuration of accelerate"));
 }
 
 TEST(Problems, ASettingThatIsGivenTwiceNamesBothPlaces) {
