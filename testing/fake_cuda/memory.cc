@@ -1,14 +1,7 @@
 // Memory of the fake CUDA runtime. The sources are those of runtime.cc.
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <set>
-#include <vector>
 
 #include "testing/fake_cuda/runtime_call.h"
 

@@ -1,19 +1,5 @@
 // A fake NCCL for ranks that are threads: its communicators, and its memory. In the place of
 // comm/nccl/library.cc, which opens the real library. See nccl_call.h.
-#include <nccl.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <set>
-#include <string>
-#include <thread>
-#include <utility>
 
 #include "comm/nccl/library.h"
 #include "device/drain.h"

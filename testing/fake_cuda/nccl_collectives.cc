@@ -1,18 +1,5 @@
 // Groups and collectives of the fake NCCL: they run on the ranks' streams, meet there, and read
 // each other's memory. See nccl_call.h.
-#include <nccl.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "testing/fake_cuda/nccl_call.h"
 
