@@ -4,7 +4,7 @@
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "tests/checkpoint/fake_engine.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -27,7 +27,7 @@ class Damage : public ::testing::Test {
   fs::path folder() const { return directory_.path() / "t"; }
 
   FakeEngine make_engine(uint64_t seed) const {
-    return {model_, std::vector<testing::Cut>{{0, 0, 15}, {1, 0, 3}}, seed};
+    return {model_, std::vector<Cut>{{0, 0, 15}, {1, 0, 3}}, seed};
   }
 
   // The error of loading, or "loaded". Fails the test when the engine has neither the state that
@@ -197,11 +197,11 @@ TEST_F(Damage, ForgedManifestsAreRefused) {
 
 TEST_F(Damage, AChangedByteOfABufferIsFound) {
   const std::array<std::byte, 8> mean{};
-  testing::on_one_rank(model_).save(
+  on_one_rank(model_).save(
       {.directory = directory_.string(), .tag = "b", .buffers = {{"mean", "F32", {2}, mean}}});
   ASSERT_THAT(SavedModel(directory_.string(), "b").buffers(), SizeIs(1));
   for (const std::string& name : names_in(directory_.path() / "b")) {
-    if (name.starts_with("buffers-")) testing::flip_last_bit(directory_.path() / "b" / name);
+    if (name.starts_with("buffers-")) flip_last_bit(directory_.path() / "b" / name);
   }
   EXPECT_THAT(verify_error((directory_.path() / "b").string()), HasSubstr("of the buffer 'mean'"));
 }
@@ -216,7 +216,7 @@ TEST_F(Damage, VerifyReportsEveryCheckpoint) {
   EXPECT_EQ(verify_error(folder().string()), "");
   EXPECT_THAT(lines_, ElementsAre(HasSubstr("/t: ok")));
 
-  testing::flip_last_bit(shards_[0]);
+  flip_last_bit(shards_[0]);
   write_file(directory_.path() / "latest", "gone\n");
   EXPECT_THAT(verify_error(directory_.string()),
               HasAll(shards_[0].string(), "gone holds no checkpoint", Not(HasSubstr("ok"))));
@@ -224,4 +224,4 @@ TEST_F(Damage, VerifyReportsEveryCheckpoint) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -224,12 +224,3 @@ inline Sharded on_one_rank(const FakeModel& model = small_model()) {
 }
 
 }  // namespace zerorun::testing
-
-namespace zerorun {
-
-using testing::FakeEngine;
-using testing::FakeModel;
-using testing::random_cuts;
-using testing::Sharded;
-
-}  // namespace zerorun

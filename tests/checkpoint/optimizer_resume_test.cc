@@ -1,13 +1,9 @@
 #include "tests/checkpoint/toy_job.h"
 
-namespace zerorun {
+namespace zerorun::testing::optimizer_resume {
 namespace {
 
 namespace fs = std::filesystem;
-
-using testing::flip_last_bit;
-using testing::run_ranks;
-using testing::ToyModel;
 
 struct Rule {
   std::string type;
@@ -16,7 +12,7 @@ struct Rule {
 
 std::unique_ptr<Engine> make_engine(const Rule& rule, int stage, Device& device, Communicator& comm,
                                     OffloadDevice home = OffloadDevice::none) {
-  Config config = testing::job_config(stage, DType::bf16, home);
+  Config config = job_config(stage, DType::bf16, home);
   config.precision.master_is_param = rule.in_16_bits;
   if (rule.in_16_bits && rule.type != "AdamW8bit") config.precision.state_dtype = DType::bf16;
   config.optimizer.type = rule.type;
@@ -154,7 +150,7 @@ int64_t peak_rss() {
 }
 
 std::unique_ptr<Engine> make_engine(Device& device, Communicator& comm, float value) {
-  Config config = testing::job_config(3, DType::bf16, OffloadDevice::nvme);
+  Config config = job_config(3, DType::bf16, OffloadDevice::nvme);
   config.zero.reduce_bucket_size = Config().zero.reduce_bucket_size;
   config.offload.param.device = OffloadDevice::nvme;
   config.offload.param.max_in_cpu = 0;
@@ -203,4 +199,4 @@ TEST(OffloadMemory, SavingAndLoadingStaysWithinTheStagingBuffers) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing::optimizer_resume

@@ -100,13 +100,3 @@ class FileSizeLimit {
 };
 
 }  // namespace zerorun::testing
-
-namespace zerorun {
-
-using testing::FileSizeLimit;
-using testing::names_in;
-using testing::read_file;
-using testing::TemporaryDirectory;
-using testing::write_file;
-
-}  // namespace zerorun

@@ -5,12 +5,9 @@
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
 
-namespace zerorun::by_hand_test {
+namespace zerorun::testing::by_hand_test {
 namespace {
 
-using testing::accept_ready;
-using testing::accepted;
-using testing::Peer;
 using Clock = std::chrono::steady_clock;
 using Words = std::vector<std::string>;
 
@@ -23,7 +20,7 @@ class ByHand : public ::testing::Test {
   LauncherProcess start(int node_rank, int hosts, const Words& program = {"true"},
                         std::map<std::string, std::string> variables = {}) const {
     variables.insert({"ZERORUN_JOB_SECRET", "s"});
-    return LauncherProcess(testing::by_hand_command(node_rank, hosts, 1, port_, program),
+    return LauncherProcess(by_hand_command(node_rank, hosts, 1, port_, program),
                            std::move(variables));
   }
   // The test joins as a launcher that runs `true` on a host named `other`.
@@ -34,7 +31,7 @@ class ByHand : public ::testing::Test {
   }
   static ControlMessage introduction(const std::string& build = build_id().data(),
                                      int64_t ahead = 0) {
-    ControlMessage join = testing::join_message("s", "other", build);
+    ControlMessage join = join_message("s", "other", build);
     join.add("program", "true").add("command", -1).add("node_rank", 1);
     return join.add("time", static_cast<int64_t>(std::time(nullptr)) + ahead);
   }
@@ -52,7 +49,7 @@ void expect_ends(const std::vector<LauncherProcess*>& jobs) {
 }
 
 TEST_F(ByHand, WhoIsAloneSoonSaysWhy) {
-  const auto expect_end = [&](int node_rank, int code, const testing::TextMatcher& errors) {
+  const auto expect_end = [&](int node_rank, int code, const TextMatcher& errors) {
     const auto begin = Clock::now();
     EXPECT_THAT(start(node_rank, 2).end(), ended(code, errors));
     EXPECT_LT(Clock::now() - begin, kAlone);
@@ -111,11 +108,11 @@ TEST_F(ByHand, ALauncherThatConnectsAnewAfterAStallOfTheFirstJoinsAgain) {
   other->await("job");
   const std::vector<pid_t> members = first.members();
   const auto coordinator = std::find_if(members.begin(), members.end(), [&first](pid_t pid) {
-    return testing::parent_of(pid) == first.pid();
+    return parent_of(pid) == first.pid();
   });
   ASSERT_NE(coordinator, members.end());
   kill(*coordinator, SIGSTOP);
-  ASSERT_TRUE(testing::wait_for_state(*coordinator, 'T'));
+  ASSERT_TRUE(wait_for_state(*coordinator, 'T'));
   other.reset();
   Peer again = join(introduction());
   kill(*coordinator, SIGCONT);
@@ -203,4 +200,4 @@ TEST_F(OtherEndpoint, ThatIsStartedAgainGetsItsLauncherBack) {
 }
 
 }  // namespace
-}  // namespace zerorun::by_hand_test
+}  // namespace zerorun::testing::by_hand_test

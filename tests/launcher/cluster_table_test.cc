@@ -5,11 +5,8 @@
 
 #include "tests/launcher/cluster_choice.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::choose;
-using testing::worker;
 
 // The hosts that are there and what is asked for, and the hosts with their slots or, after
 // "error: ", a part of it.
@@ -29,7 +26,7 @@ class ClusterTable : public ::testing::TestWithParam<ClusterCase> {};
 TEST_P(ClusterTable, FollowsDeepSpeedsGrammar) {
   const ClusterCase& row = GetParam();
   const Scratch folder;
-  testing::Words words = testing::words_of(row.options);
+  Words words = words_of(row.options);
   if (row.hostfile) {
     const std::string path = folder.write("hosts", *row.hostfile);
     words.insert(words.begin(), {"--hostfile", path});
@@ -38,7 +35,7 @@ TEST_P(ClusterTable, FollowsDeepSpeedsGrammar) {
   if (row.expected.starts_with("error: ")) {
     EXPECT_ERROR_OF(ConfigError, choose(words, here), row.expected.substr(7));
   } else {
-    EXPECT_EQ(testing::chosen(words, here), row.expected);
+    EXPECT_EQ(chosen(words, here), row.expected);
   }
 }
 
@@ -173,4 +170,4 @@ INSTANTIATE_TEST_SUITE_P(
          {"range upside down", kNoFile, "--nnodes=3:2", "error: is above the greatest"}})));
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -4,7 +4,7 @@
 #include "tests/launcher/cluster_choice.h"
 #include "tests/launcher/launcher_process.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 const std::map<std::string, std::string> kNoGpus = {{"CUDA_VISIBLE_DEVICES", ""}};
@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Commands for DeepSpeed's launcher and torchrun, started by zerorun as they are.
 JobCase foreign(const std::string& label, std::vector<std::string> options,
-                const testing::TextMatcher& errors = "", const std::string& output = "2\n") {
+                const TextMatcher& errors = "", const std::string& output = "2\n") {
   options.insert(options.begin(),
                  {"sh", "-c",
                   "echo localhost slots=2 > $SCRATCH/hosts; "
@@ -98,7 +98,7 @@ TEST(Ranks, HaveTheVariablesOfTorchrunAndDeepSpeed) {
       "$TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID $TORCHELASTIC_USE_AGENT_STORE; "
       "test -d $(dirname $TORCHELASTIC_ERROR_FILE) && echo $TORCHELASTIC_ERROR_FILE";
   LauncherProcess job(
-      shell_ranks(2, script, testing::words_of("--rdzv_id=run7 --max_restarts=3 --role=actor")));
+      shell_ranks(2, script, words_of("--rdzv_id=run7 --max_restarts=3 --role=actor")));
   EXPECT_EQ(job.read_line(), "1 0 1 1 2 actor 2 0 1 0 3 run7 False");
   const std::string file = job.read_line();
   EXPECT_EQ(job.wait(), 0);
@@ -184,7 +184,7 @@ TEST(UsageError, HasExitCode2AndOneLine) {
            {"bench nvme /no/such --gib 1x", "--gib: expected a number from 0.25 to 1024, got '1x"},
            {"version x", "not expected: x"},
            {"config show " + file + " --world_size 0", "--world_size"}}) {
-    std::vector<std::string> command = zerorun_command(testing::words_of(words));
+    std::vector<std::string> command = zerorun_command(words_of(words));
     std::replace(command.begin(), command.end(), std::string("''"), std::string());
     LauncherProcess job(command);
     EXPECT_THAT(job.end(), ended(2, HasAll(StartsWith("[zerorun] error: "), message), ""));
@@ -254,4 +254,4 @@ TEST(OutputOfRanks, ThatNobodyReadsDoesNotHoldAJobAfterCtrlC) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -5,7 +5,7 @@
 #include "launcher/hosts/cluster.h"
 #include "tests/launcher/launcher_process.h"
 
-namespace zerorun::nodes_test {
+namespace zerorun::testing::nodes_test {
 namespace {
 
 // Two hosts with two slots each, the second of which is reached through a false ssh.
@@ -36,14 +36,14 @@ class TwoHosts : public ::testing::Test {
   // A job on both hosts that runs a shell script.
   LauncherProcess start(const std::string& script, std::vector<std::string> options = {}) const {
     options.insert(options.end(), {"sh", "-c", script});
-    return LauncherProcess(on_both(options), testing::path_from(scratch_));
+    return LauncherProcess(on_both(options), path_from(scratch_));
   }
   // The part of one host, started by hand.
   LauncherProcess start_by_hand(int node_rank, const std::string& script,
                                 const std::vector<std::string>& options = {}) const {
     std::vector<std::string> words = options;
     words.insert(words.end(), {"sh", "-c", script});
-    return LauncherProcess(testing::by_hand_command(node_rank, 2, 2, port_, words),
+    return LauncherProcess(by_hand_command(node_rank, 2, 2, port_, words),
                            {{"ZERORUN_JOB_SECRET", "s"}});
   }
 
@@ -85,9 +85,8 @@ TEST_F(TwoHosts, AFailureElsewhereEndsAllAndIsReportedLast) {
 }
 
 TEST_F(TwoHosts, WhatDoesNotStartElsewhereIsNamedAtOnce) {
-  EXPECT_THAT(
-      LauncherProcess(on_both({scratch_.path("absent")}), testing::path_from(scratch_)).end(),
-      ended(2, HasSubstr("absent")));
+  EXPECT_THAT(LauncherProcess(on_both({scratch_.path("absent")}), path_from(scratch_)).end(),
+              ended(2, HasSubstr("absent")));
   scratch_.write("unreachable", "");
   EXPECT_THAT(
       start("exec sleep 1000").end(),
@@ -118,7 +117,7 @@ TEST_F(TwoHosts, Kill9OfLauncherOrCoordinatorLeavesNothing) {
     LauncherProcess job = start(kWaiting);
     job.await_ready(4);
     const auto members = job.members();
-    kill(of_launcher ? job.pid() : testing::parent_of(ssh_pid()), SIGKILL);
+    kill(of_launcher ? job.pid() : parent_of(ssh_pid()), SIGKILL);
     EXPECT_EQ(job.wait(), 128 + SIGKILL);
     EXPECT_TRUE(wait_until_gone(members));
   }
@@ -157,7 +156,7 @@ struct LostCase {
   bool away = true;   // so that ssh does not reach it
   bool back = false;  // after a while
   int code = 0;
-  testing::TextMatcher errors = ::testing::_;
+  TextMatcher errors = ::testing::_;
   std::multiset<std::string> lines = kAllOfFour;
 };
 
@@ -219,7 +218,7 @@ TEST_F(TwoHosts, WithoutStandardStreamsTheJobEndsAsEver) {
   std::vector<std::string> command = {"sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"};
   const auto launcher = on_both({"sh", "-c", "echo x; echo y >&2"});
   command.insert(command.end(), launcher.begin(), launcher.end());
-  EXPECT_THAT(LauncherProcess(command, testing::path_from(scratch_)).end(), ended(0));
+  EXPECT_THAT(LauncherProcess(command, path_from(scratch_)).end(), ended(0));
 }
 
 TEST_F(TwoHosts, StartedByHandTheyMeet) {
@@ -295,4 +294,4 @@ TEST_F(TwoHosts, AHostThatDoesNotComeIsNamedAndAnUnauthenticatedClientIsNotLetIn
 }
 
 }  // namespace
-}  // namespace zerorun::nodes_test
+}  // namespace zerorun::testing::nodes_test

@@ -2,10 +2,10 @@
 
 #include "tests/launcher/cluster_choice.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-LaunchOptions parsed(const std::string& text) { return parse_options(testing::words_of(text)); }
+LaunchOptions parsed(const std::string& text) { return parse_options(words_of(text)); }
 
 TEST(Options, DefaultsAreAFreePortAndAllDevices) {
   const LaunchOptions options = parsed("train");
@@ -62,7 +62,7 @@ TEST(Options, AnEmptyFilterOrHostfileIsNoneAndOtherEmptyValuesAreErrors) {
 }
 
 TEST(Options, OfHostsAreRead) {
-  std::vector<std::string> arguments = testing::words_of(
+  std::vector<std::string> arguments = words_of(
       "--node-rank 2 --no_ssh_check --export A --export=B --venv_script=/v --local_addr=h "
       "--comm_timeout=1.5 --bind_core_list=0-3,8 --save_pid --launcher_args");
   arguments.insert(arguments.end(), {"-v  -o 'A b' \"\"", "x"});
@@ -158,4 +158,4 @@ TEST(Options, WhatCannotBeMeantSaysWhatToDo) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -4,7 +4,7 @@
 #include "launcher/job.h"
 #include "tests/common.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 // An installation with one bundled program, a PATH directory and a virtual environment.
@@ -236,4 +236,4 @@ TEST(EnvironmentFile, TakesAssignmentsAsAShellDoes) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

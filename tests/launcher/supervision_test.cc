@@ -3,7 +3,7 @@
 #include "os/process_identity.h"
 #include "tests/launcher/launcher_process.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 std::vector<std::string> after(std::vector<std::string> words, std::vector<std::string> command) {
@@ -112,7 +112,7 @@ std::vector<JobCase> stops() {
   std::vector<JobCase> rows;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const auto add = [&](const std::string& label, int ranks, const std::string& script,
-                         const ::testing::Matcher<const testing::Ended&>& expected) {
+                         const ::testing::Matcher<const Ended&>& expected) {
       rows.push_back({fmt::format("{} {}", strsignal(signal), label), shell_ranks(ranks, script),
                       expected, ranks, signal});
     };
@@ -194,8 +194,8 @@ TEST(Kill9, OfTheLauncherLeavesNothing) {
 
 TEST(Kill9, OfTheSupervisorLeavesNothing) {
   LauncherProcess job(shell_ranks(2, kFamily));
-  const pid_t supervisor = testing::parent_of(read_pids(job)[0]);
-  ASSERT_EQ(testing::parent_of(supervisor), job.pid());
+  const pid_t supervisor = parent_of(read_pids(job)[0]);
+  ASSERT_EQ(parent_of(supervisor), job.pid());
   family_of(job);
   kill(supervisor, SIGKILL);
   EXPECT_THAT(job.end(), ended(128 + SIGKILL, HasSubstr("supervisor was killed by SIGKILL")));
@@ -204,7 +204,7 @@ TEST(Kill9, OfTheSupervisorLeavesNothing) {
 TEST(Kill9, OfLauncherAndSupervisorAtOnceEndsTheRanks) {
   LauncherProcess job(shell_ranks(2, "echo $RANK $$; exec sleep 1000"));
   const auto ranks = read_pids(job);
-  const pid_t supervisor = testing::parent_of(ranks[0]);
+  const pid_t supervisor = parent_of(ranks[0]);
   kill(job.pid(), SIGSTOP);  // cannot notice
   kill(supervisor, SIGKILL);
   EXPECT_TRUE(wait_until_gone(ranks));
@@ -254,7 +254,7 @@ TEST(JobControl, SuspendsAndResumesTheRanks) {
   int status = 0;
   ASSERT_EQ(waitpid(job.pid(), &status, WUNTRACED), job.pid());
   EXPECT_TRUE(WIFSTOPPED(status));
-  for (const pid_t rank : ranks) EXPECT_TRUE(testing::wait_for_state(rank, 'T'));
+  for (const pid_t rank : ranks) EXPECT_TRUE(wait_for_state(rank, 'T'));
   kill(job.pid(), SIGCONT);
   kill(job.pid(), SIGUSR1);
   for (int i = 0; i < 2; ++i) EXPECT_EQ(job.read_line(), "passed");
@@ -263,4 +263,4 @@ TEST(JobControl, SuspendsAndResumesTheRanks) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

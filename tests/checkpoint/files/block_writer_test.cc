@@ -5,7 +5,7 @@
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -211,4 +211,4 @@ TEST(SnapshotQueueTest, ClosingWakesBothSides) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

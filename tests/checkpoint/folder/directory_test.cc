@@ -3,7 +3,7 @@
 #include "checkpoint/saving/save.h"
 #include "tests/checkpoint/fake_engine.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -25,7 +25,7 @@ class Directory : public ::testing::Test {
   }
   FakeEngine make_engine(uint64_t seed) { return whole_.engine(*comm_, seed); }
 
-  const Sharded whole_ = testing::on_one_rank();
+  const Sharded whole_ = on_one_rank();
   TemporaryDirectory directory_;
   const fs::path path_ = directory_.path();
   std::shared_ptr<Communicator> comm_ = make_communicator({});
@@ -92,7 +92,7 @@ TEST_F(Directory, ThoseWhoRemoveTheSameCheckpointsDoNotFail) {
       }
     }
     std::atomic<int> removing = 2;
-    testing::run_threads(3, [&](int thread) {
+    run_threads(3, [&](int thread) {
       if (thread == 2) {
         do {
           remove_leftovers(path_, new_save_id());
@@ -209,4 +209,4 @@ TEST(ShardNames, OnlyOursCount) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -2,7 +2,7 @@
 #include "checkpoint/loading/undo_log.h"
 #include "tests/checkpoint/fake_engine.h"
 
-namespace zerorun::load_changes {
+namespace zerorun::testing::load_changes {
 namespace {
 
 namespace fs = std::filesystem;
@@ -97,7 +97,7 @@ class LargeCheckpoint : public ::testing::TestWithParam<bool> {
     model_.specs.insert(model_.specs.begin(), {"large", {numel}, "m", 0, true, ""});
     cuts_ = random_cuts(model_, 1, 1)[0];
     if (aligned) {
-      std::erase_if(cuts_, [](const testing::Cut& cut) { return cut.parameter == 0; });
+      std::erase_if(cuts_, [](const Cut& cut) { return cut.parameter == 0; });
       cuts_.insert(cuts_.begin(), {0, 0, numel});
     }
     save_checkpoint(*make_engine(1), *comm_, {folder_.string(), "t", ""});
@@ -124,8 +124,8 @@ class LargeCheckpoint : public ::testing::TestWithParam<bool> {
       fs::path(test_paths::build()) / fmt::format("load_changes-{}", ::getpid());
   const std::shared_ptr<Communicator> comm_ = make_communicator({});
   const std::shared_ptr<Device> device_ = make_cpu_device();
-  FakeModel model_ = testing::small_model();
-  std::vector<testing::Cut> cuts_;
+  FakeModel model_ = small_model();
+  std::vector<Cut> cuts_;
 };
 INSTANTIATE_TEST_SUITE_P(, LargeCheckpoint, ::testing::Bool(),
                          [](const auto& aligned) { return aligned.param ? "Aligned" : "Odd"; });
@@ -219,11 +219,11 @@ TEST(WorkersTest, EveryItemIsDoneOnceAndTheErrorIsThatOfTheFirst) {
 // Saves one model, loads into another that `change` made of it, and returns the error.
 std::string load_error(const std::function<void(FakeModel&)>& change) {
   const TemporaryDirectory directory;
-  Sharded sharded = testing::on_one_rank();
+  Sharded sharded = on_one_rank();
   sharded.save({.directory = directory.string()});
   change(sharded.model);
   std::string result = "loaded";
-  testing::on_one_rank(sharded.model).run(2, [&](FakeEngine& engine, Communicator& comm) {
+  on_one_rank(sharded.model).run(2, [&](FakeEngine& engine, Communicator& comm) {
     const std::string before = engine.bytes();
     try {
       load_checkpoint(engine, comm, directory.string());
@@ -292,4 +292,4 @@ TEST(ModelMatch, AllDifferencesComeAtOnceWithTheNearestNames) {
 }
 
 }  // namespace
-}  // namespace zerorun::load_changes
+}  // namespace zerorun::testing::load_changes

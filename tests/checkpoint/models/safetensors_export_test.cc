@@ -1,6 +1,6 @@
 #include "tests/checkpoint/fake_engine.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -267,4 +267,4 @@ TEST_F(ModelFolder, WithoutSafetensorsOrASensibleIndexSaysWhatToDo) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -3,7 +3,7 @@
 #include "os/free_space.h"
 #include "tests/checkpoint/fake_engine.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -93,7 +93,7 @@ struct OffloadedEngine : FakeEngine {
 };
 
 TEST_F(AsyncSave, OffloadedStatesAreReadOnce) {
-  testing::run_ranks(2, [&](Communicator& comm) {
+  run_ranks(2, [&](Communicator& comm) {
     OffloadedEngine engine(large_.model, large_.cuts, comm, 1);
     AsyncSaver saver(engine, comm, {.buffer_nbytes = 100'000});
     for (const int saves : {1, 2}) {
@@ -263,7 +263,7 @@ TEST_F(SaveFailure, RanksThatDoNotSeeOneFileSystemAreToldSo) {
 // One parameter that is larger than the disk, without the memory to match.
 struct OversizedEngine : FakeEngine {
   explicit OversizedEngine(const FakeModel& model)
-      : FakeEngine(model, std::vector<testing::Cut>{}, 1), numel(model.numel(0)) {}
+      : FakeEngine(model, std::vector<Cut>{}, 1), numel(model.numel(0)) {}
   using EngineStates::state_intervals;
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> /*parameter*/) override {
     return {{.numel = numel, .master = {nullptr, numel, DType::fp32}}};
@@ -283,4 +283,4 @@ TEST_F(SaveFailure, MoreThanTheDiskHasIsRefusedBeforehand) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

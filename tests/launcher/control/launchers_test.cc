@@ -6,10 +6,9 @@
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
 
-namespace zerorun::launchers_test {
+namespace zerorun::testing::launchers_test {
 namespace {
 
-using testing::Peer;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kDeadline{60};  // only a hang reaches it
@@ -18,10 +17,9 @@ constexpr std::chrono::seconds kDeadline{60};  // only a hang reaches it
 ControlMessage end_when_told(const ControlMessage& message) {
   Listener listener = reserve_port("127.0.0.1", 0);
   listen_on(listener);
-  LauncherProcess job(
-      testing::by_hand_command(1, 2, 1, listener.port, {"sh", "-c", "exec sleep 1000"}),
-      {{"ZERORUN_JOB_SECRET", "s"}});
-  Peer launcher = testing::accept_ready(listener);
+  LauncherProcess job(by_hand_command(1, 2, 1, listener.port, {"sh", "-c", "exec sleep 1000"}),
+                      {{"ZERORUN_JOB_SECRET", "s"}});
+  Peer launcher = accept_ready(listener);
   Cluster cluster;
   cluster.start = RemoteStart::by_hand;
   cluster.hosts = {{.host = "a", .slots = {0}}, {.host = "b", .slots = {0}}};
@@ -109,7 +107,7 @@ class CoordinatorTest : public ::testing::Test {
     const std::string hosts =
         scratch_.write("hosts", "198.51.100.1 slots=1\n198.51.100.2 slots=1\n");
     job_.emplace(zerorun_command({"--accelerator", "cpu", "--hostfile", hosts, "true"}),
-                 testing::path_from(scratch_));
+                 path_from(scratch_));
     const std::string line = job_->read_error_line();  // "HOST PORT ..."
     port_ = static_cast<uint16_t>(std::stoi(line.substr(line.find(' ') + 1)));
   }
@@ -117,7 +115,7 @@ class CoordinatorTest : public ::testing::Test {
   // The launcher of one host, ready to begin.
   Peer join(int node) const {
     Peer peer(connect_to("127.0.0.1", port_, Clock::now() + kDeadline));
-    peer.send(testing::join_message("t", "host").add("command", node).add("node_rank", -1));
+    peer.send(join_message("t", "host").add("command", node).add("node_rank", -1));
     peer.await("job");
     peer.send(ControlMessage("ready").add("slots", "0"));
     return peer;
@@ -133,7 +131,7 @@ TEST_F(CoordinatorTest, WhoClaimsToBeStartedByHandNeitherJoinsNorEndsTheJob) {
   std::vector<Peer> strangers;
   for (const std::string& build : {std::string("another"), std::string(build_id().data())}) {
     strangers.emplace_back(connect_to("127.0.0.1", port_, Clock::now() + kDeadline));
-    strangers.back().send(testing::join_message("", "stranger", build)
+    strangers.back().send(join_message("", "stranger", build)
                               .add("program", "true")
                               .add("command", -1)
                               .add("node_rank", 0));
@@ -206,4 +204,4 @@ TEST(NodeTable, AHostThatIsGoneIsNoSecondLauncher) {
 }
 
 }  // namespace
-}  // namespace zerorun::launchers_test
+}  // namespace zerorun::testing::launchers_test

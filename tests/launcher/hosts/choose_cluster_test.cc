@@ -2,14 +2,8 @@
 #include "launcher/job.h"
 #include "tests/launcher/cluster_choice.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::choose;
-using testing::chosen;
-using testing::text_of;
-using testing::Words;
-using testing::worker;
 
 class WithHostfile : public ::testing::Test {
  protected:
@@ -251,4 +245,4 @@ TEST(RemoteStart, ANodesArgumentsAreChecked) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -4,7 +4,7 @@
 #include "launcher/ranks/report.h"
 #include "tests/common.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 void drain(OutputQueue& queue) {
@@ -264,4 +264,4 @@ TEST(LikelyCause, OfAMissingPackageIsThePython) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -3,7 +3,7 @@
 #include "launcher/ranks/cpus.h"
 #include "tests/common.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 const auto kUnset = std::nullopt;
@@ -284,4 +284,4 @@ TEST(GpuNodes, AreThoseOfTheAddressesInTheirOrderOrOfTheUuidIfAnythingDescribesT
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,7 +1,7 @@
 #include "tests/checkpoint/fake_engine.h"
 #include "tools/ckpt/ckpt_report.h"
 
-namespace zerorun::saved_values_test {
+namespace zerorun::testing::saved_values_test {
 namespace {
 
 // Frozen integers, saved as a tag.
@@ -32,4 +32,4 @@ TEST(SavedValues, LargeIntegersDifferIfTheirDifferenceIsOne) {
 }
 
 }  // namespace
-}  // namespace zerorun::saved_values_test
+}  // namespace zerorun::testing::saved_values_test

@@ -6,7 +6,7 @@
 #include "tools/plan/plan.h"
 #include "zerorun/checkpoint.h"
 
-namespace zerorun::simulation {
+namespace zerorun::testing::simulation {
 namespace {
 
 constexpr int kLayers = 4;
@@ -78,7 +78,7 @@ Counts counted(const Config& config, int ranks, int ranks_of_host) {
     observed.reset();
     if (comm.rank() == ranks - 1) counts = own;
   };
-  testing::run_ranks({.ranks = ranks, .host_of = testing::hosts_of(ranks_of_host)}, body);
+  run_ranks({.ranks = ranks, .host_of = hosts_of(ranks_of_host)}, body);
   return counts;
 }
 
@@ -141,7 +141,7 @@ TEST(SimulationTest, PlansTheManifestThatRanksSave) {
   constexpr int kRanks = 16;
   Config config;
   config.zero.stage = 2;
-  testing::run_ranks(kRanks, [&](Communicator& comm) {
+  run_ranks(kRanks, [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine =
         Engine::create(config, *device, comm, layers(), {ParameterGroup{}, ParameterGroup{}});
@@ -313,4 +313,4 @@ TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
 }
 
 }  // namespace
-}  // namespace zerorun::simulation
+}  // namespace zerorun::testing::simulation
