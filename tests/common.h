@@ -107,6 +107,16 @@ auto HasAll(const Parts&... parts) {
   return AllOf(one(parts)...);
 }
 
+// The variables of "A=1 B=2"; of those with one name the last counts.
+inline std::map<std::string, std::string> variables(const std::string& text) {
+  std::map<std::string, std::string> found;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    found[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
+  }
+  return found;
+}
+
 // Values that tests try, and all combinations of several ranges of values.
 inline constexpr std::array kEither = {false, true};
 inline constexpr std::array kStages = {0, 1, 2, 3};

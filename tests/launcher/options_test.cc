@@ -108,10 +108,8 @@ TEST(Options, ElasticTrainingRestartsAsDeepSpeedDoes) {
 }
 
 TEST(Options, VariablesOfTorchrunStandForOptionsThatAreNotGiven) {
-  const Environment environment = {{"PET_NNODES", "2"},
-                                   {"PET_NPROC_PER_NODE", "4"},
-                                   {"PET_STANDALONE", "1"},
-                                   {"PET_MODULE", "0"}};
+  const Environment environment =
+      variables("PET_NNODES=2 PET_NPROC_PER_NODE=4 PET_STANDALONE=1 PET_MODULE=0");
   const LaunchOptions options = parse_options({"--nproc_per_node=2", "x"}, environment);
   EXPECT_EQ(options.hosts.count, "2");
   EXPECT_EQ(options.request.count, "2");

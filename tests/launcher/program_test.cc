@@ -137,9 +137,9 @@ JobSettings two_ranks() {
 // A variable of a rank with 4 threads; "unset" where the rank has what it inherits.
 std::string variable(const char* name, const JobSettings& job, const Environment& inherited = {},
                      int rank = 0) {
-  const Environment variables = rank_variables(job, rank, 4, inherited);
-  const auto found = variables.find(name);
-  return found == variables.end() ? "unset" : found->second;
+  const Environment all = rank_variables(job, rank, 4, inherited);
+  const auto found = all.find(name);
+  return found == all.end() ? "unset" : found->second;
 }
 
 TEST(RankVariables, OfGpuJobsShowAllGpusAndSetWhatTheUserHasNot) {
@@ -181,12 +181,9 @@ TEST(RankVariables, Rank0AloneInheritsTheSocketOfTheMeetingPoint) {
 }
 
 TEST(RankEnvironment, ReplacesKeepsAndDropsWhatAnEnclosingJobSet) {
-  const Environment inherited = {{"RANK", "7"},
-                                 {"HOME", "/root"},
-                                 {"ZERORUN_STORE_FD", "7"},
-                                 {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
-  EXPECT_EQ(rank_environment(inherited, {{"RANK", "0"}}),
-            (Environment{{"RANK", "0"}, {"HOME", "/root"}}));
+  const Environment inherited =
+      variables("RANK=7 HOME=/root ZERORUN_STORE_FD=7 TORCHELASTIC_USE_AGENT_STORE=True");
+  EXPECT_EQ(rank_environment(inherited, {{"RANK", "0"}}), variables("RANK=0 HOME=/root"));
 }
 
 TEST(RankVariables, PythonFindsTheWorkingDirectoryFirst) {
@@ -198,11 +195,12 @@ TEST(RankVariables, PythonFindsTheWorkingDirectoryFirst) {
 }
 
 TEST(Exports, PassOnWhatSteersLibrariesAndWhatIsNamed) {
-  const Environment passed = {{"NCCL_DEBUG", "INFO"}, {"PYTHONPATH", "/lib"}, {"UCX_TLS", "tcp"},
-                              {"PATH", "/bin"},       {"HF_HOME", "/hf"},     {"MINE", "a b"}};
-  Environment environment = {{"HF_TOKEN", "secret"},       {"ZERORUN_JOB_SECRET", "s"},
-                             {"ZERORUN_STORE_FD", "7"},    {"CUDA_VISIBLE_DEVICES", "1"},
-                             {"TORCHELASTIC_RUN_ID", "x"}, {"OTHER", "c"}};
+  Environment passed =
+      variables("NCCL_DEBUG=INFO PYTHONPATH=/lib UCX_TLS=tcp PATH=/bin HF_HOME=/hf");
+  passed["MINE"] = "a b";
+  Environment environment = variables(
+      "HF_TOKEN=secret ZERORUN_JOB_SECRET=s ZERORUN_STORE_FD=7 CUDA_VISIBLE_DEVICES=1 "
+      "TORCHELASTIC_RUN_ID=x OTHER=c");
   environment.insert(passed.begin(), passed.end());
   EXPECT_EQ(exported_variables(environment, {"MINE"}), passed);
   EXPECT_EQ(exported_variables(environment, {"HF_TOKEN"}).at("HF_TOKEN"), "secret");

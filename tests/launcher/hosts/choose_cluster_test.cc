@@ -54,25 +54,23 @@ TEST_F(WithHostfile, AnAddressThatIsNotTheFirstHostsIsAnError) {
 }
 
 TEST_F(WithHostfile, NumbersOfTheEnvironmentAreCheckedBeforeTheyAreTaken) {
-  const auto error = [&](const Environment& environment, const Words& words) {
-    return error_of([&] { choose(words, worker(0, environment)); });
+  const auto error = [&](const std::string& environment, const Words& words) {
+    return error_of([&] { choose(words, worker(0, variables(environment))); });
   };
   for (const char* port : {"99999", "-1", "29500x"}) {
-    EXPECT_THAT(error({{"MASTER_ADDR", "worker-1"}, {"MASTER_PORT", port}}, hosts(kAnother)),
+    EXPECT_THAT(error(fmt::format("MASTER_ADDR=worker-1 MASTER_PORT={}", port), hosts(kAnother)),
                 HasSubstr(fmt::format("MASTER_PORT='{}': expected an integer from 0", port)));
   }
-  EXPECT_THAT(error({{"OMPI_COMM_WORLD_SIZE", "two"}}, {}),
+  EXPECT_THAT(error("OMPI_COMM_WORLD_SIZE=two", {}),
               HasSubstr("OMPI_COMM_WORLD_SIZE='two': expected an integer from 1"));
-  EXPECT_THAT(error({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "2"}}, {}),
+  EXPECT_THAT(error("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=2", {}),
               HasSubstr("OMPI_COMM_WORLD_RANK='2': expected an integer from 0 to 1"));
 }
 
 TEST(ChooseCluster, KubernetesSaysItInTorchrunsVariables) {
-  const Environment pod = {{"PET_NNODES", "2"},
-                           {"PET_NODE_RANK", "1"},
-                           {"PET_NPROC_PER_NODE", "2"},
-                           {"PET_MASTER_ADDR", "job-master-0"},
-                           {"PET_MASTER_PORT", "23456"}};
+  const Environment pod = variables(
+      "PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=2 PET_MASTER_ADDR=job-master-0 "
+      "PET_MASTER_PORT=23456");
   const Cluster cluster = choose({}, worker(4, pod)).cluster;
   EXPECT_EQ(text_of(cluster), "job-master-0: worker-1:0,1 by hand");
   EXPECT_EQ(cluster.endpoint_port, 23456);
@@ -81,10 +79,10 @@ TEST(ChooseCluster, KubernetesSaysItInTorchrunsVariables) {
 
 // srun -N2 zerorun ...
 Environment task_of_srun() {
-  return {{"SLURM_JOB_ID", "77"},        {"SLURM_JOB_NODELIST", "worker-[1-3]"},
-          {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NODELIST", "worker-[1-2]"},
-          {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
-          {"SLURM_PROCID", "1"},         {"SLURM_NODEID", "1"}};
+  return variables(
+      "SLURM_JOB_ID=77 SLURM_JOB_NODELIST=worker-[1-3] SLURM_STEP_ID=0 SLURM_PROCID=1 "
+      "SLURM_STEP_NODELIST=worker-[1-2] SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2) "
+      "SLURM_NODEID=1");
 }
 
 TEST(ChooseCluster, ATaskOfSrunIsTheLauncherOfItsHost) {
@@ -105,11 +103,9 @@ TEST_F(WithHostfile, SeveralTasksOfSrunOnAHostOrWithAHostfileAreAnError) {
 }
 
 TEST(ChooseCluster, AnAllocationsHostsAreStartedBySrun) {
-  Environment batch = {{"SLURM_JOB_ID", "77"},
-                       {"SLURM_JOB_NODELIST", "worker-[1-2]"},
-                       {"SLURM_TASKS_PER_NODE", "1(x2)"},
-                       {"SLURM_PROCID", "0"},
-                       {"SLURM_NTASKS", "2"}};
+  Environment batch = variables(
+      "SLURM_JOB_ID=77 SLURM_JOB_NODELIST=worker-[1-2] SLURM_TASKS_PER_NODE=1(x2) SLURM_PROCID=0 "
+      "SLURM_NTASKS=2");
   EXPECT_EQ(chosen({}, worker(2, batch)), "worker-1:0,1 worker-2: by slurm");
   EXPECT_EQ(chosen({"--num_gpus=1"}, worker(2, batch)), "worker-1:0 worker-2:0 by slurm");
   EXPECT_EQ(chosen({"--num_nodes=1"}, worker(2, batch)), "worker-1:0,1");
@@ -120,10 +116,9 @@ TEST(ChooseCluster, AnAllocationsHostsAreStartedBySrun) {
 }
 
 TEST(ChooseCluster, AProcessOfMpirunIsTheLauncherOfItsHost) {
-  Environment process = {{"OMPI_COMM_WORLD_SIZE", "2"},
-                         {"OMPI_COMM_WORLD_RANK", "0"},
-                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
-                         {"MASTER_ADDR", "worker-1"}};
+  Environment process = variables(
+      "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 "
+      "MASTER_ADDR=worker-1");
   EXPECT_EQ(chosen({}, worker(2, process)), "worker-1:0,1 : by hand");
   process["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
   EXPECT_THROW(choose({}, worker(2, process)), ConfigError);
