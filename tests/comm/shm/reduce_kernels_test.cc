@@ -35,7 +35,7 @@ TEST_P(ReduceTest, EqualsTheScalarReferenceOnEveryInstructionSet) {
   const int64_t large = (int64_t{2} << 20) / static_cast<int64_t>(size_of(out_dtype)) + 1021;
   for (const auto& [numel, ranks] :
        each(std::array{int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{1021}, large},
-            std::array{1, 2, 3, 4, 7, 8, 9, 13})) {
+            std::array<size_t, 8>{1, 2, 3, 4, 7, 8, 9, 13})) {
     if (numel == large && ranks != 3) continue;
     for (const Output output : {Output::overwrite, Output::accumulate}) {
       if (numel == large && output == Output::accumulate) continue;
@@ -113,7 +113,7 @@ TEST(ReduceKernelsTest, MaxAndMinReportNaN) {
 TEST(ReduceKernelsTest, CopiesEverySizeAndAlignment) {
   on_every_target([](const std::string& target) {
     for (const auto& [nbytes, shift] :
-         each(std::array{0, 1, 1000, (2 << 20) + 77}, std::array{0, 1, 31})) {
+         each(std::array<size_t, 4>{0, 1, 1000, (2 << 20) + 77}, std::array<size_t, 3>{0, 1, 31})) {
       const Bytes from = random_values(DType::uint8, static_cast<int64_t>(nbytes + 64), 5);
       Bytes to(nbytes + 64);
       copy_bytes(to.data() + shift, from.data() + 3, nbytes);
