@@ -68,8 +68,7 @@ struct SaveCase {
 };
 
 // A directory that holds one good checkpoint, and a save that is about to add another.
-class Crash : public ::testing::TestWithParam<SaveCase> {
- protected:
+struct Crash : ::testing::TestWithParam<SaveCase> {
   Crash() {
     fs::create_directory(before_);
     whole_.save({before_.string(), "old", ""}, kOld);

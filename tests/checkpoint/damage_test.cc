@@ -10,8 +10,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // A checkpoint of two ranks, small enough to damage every byte of it.
-class Damage : public ::testing::Test {
- protected:
+struct Damage : ::testing::Test {
   Damage() {
     model_.specs = {{"weight", {3, 5}, "m", 0, true, ""},
                     {"frozen", {3}, "m", 0, false, ""},

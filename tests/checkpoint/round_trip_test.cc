@@ -54,8 +54,7 @@ TEST(RoundTrip, ParametersLongerThanARecord) {
   expect_round_trip({model, random_cuts(model, 2, 1)}, {model, random_cuts(model, 3, 2)});
 }
 
-class SmallCheckpoint : public ::testing::Test {
- protected:
+struct SmallCheckpoint : ::testing::Test {
   const Sharded sharded_ = {.cuts = random_cuts(small_model(), 2, 1)};
   const TemporaryDirectory directory_;
 };
@@ -214,8 +213,7 @@ TEST(Matrix, AnyJobContinuesWhatAnyOtherSaved) {
 
 // Few functions are between a save and the states that it reads, and ARCHITECTURE.md names them.
 // Remembers the stack of the last visit that reads.
-class WatchedEngine final : public FakeEngine {
- public:
+struct WatchedEngine final : FakeEngine {
   using FakeEngine::FakeEngine;
 
   void visit_states(StateAccess access, const StateVisit& visit) override {

@@ -32,8 +32,7 @@ constexpr std::array<int64_t, 4> kParts = {0, 1, 4099, 40009};  // times the wor
 bool is_large(int64_t numel) { return numel > 10000; }
 bool cut_like_others(DType dtype) { return dtype == DType::fp16 || dtype == DType::int64; }
 
-class ConformanceTest : public ::testing::TestWithParam<Setup> {
- protected:
+struct ConformanceTest : ::testing::TestWithParam<Setup> {
   void SetUp() override { GetParam().transport.enter(); }
   void TearDown() override { GetParam().transport.leave(); }
 

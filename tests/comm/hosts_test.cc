@@ -210,8 +210,7 @@ TEST(Connecting, AnAddressThatEveryHostHasForItselfIsAnError) {
 }
 
 // The store of a rank that fails when it asks for a peer's address.
-class BrokenStore final : public testing::ForwardingStore {
- public:
+struct BrokenStore final : testing::ForwardingStore {
   using ForwardingStore::ForwardingStore;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     if (key.find("/link/") != std::string::npos) throw CommError("rank 1 cannot go on");

@@ -9,8 +9,7 @@ namespace {
 std::string no_error() { return ""; }
 void ignore(std::string_view /*error*/) {}
 
-class JobStateTest : public ::testing::Test {
- protected:
+struct JobStateTest : ::testing::Test {
   using Member = std::shared_ptr<void>;
   // A member that is told errors by `told`, and whose own error is `error`'s answer.
   Member join(std::function<void(std::string_view)> told,

@@ -12,8 +12,7 @@ namespace {
 constexpr int kRanks = 4;
 constexpr std::chrono::seconds kTimeout{3};
 
-class StallTest : public ::testing::Test {
- protected:
+struct StallTest : ::testing::Test {
   void SetUp() override { setenv("ZERORUN_STALL_FILE", file_.c_str(), 1); }
   void TearDown() override { unsetenv("ZERORUN_STALL_FILE"); }
 

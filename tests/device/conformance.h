@@ -72,8 +72,7 @@ class DeviceArray {
   const Buffer buffer_;
 };
 
-class DeviceConformance : public ::testing::TestWithParam<DeviceUnderTest> {
- protected:
+struct DeviceConformance : ::testing::TestWithParam<DeviceUnderTest> {
   void SetUp() override {
     GetParam().enter();
     device_ = GetParam().make();

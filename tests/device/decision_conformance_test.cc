@@ -16,8 +16,7 @@ struct Votes {
   int64_t squares = 147;
 };
 
-class DecisionConformance : public DeviceConformance {
- protected:
+struct DecisionConformance : DeviceConformance {
   // `cut`: what comes behind it is on the host.
   void decide(const std::vector<float>& gradient, const StepRule& rule, TensorView decision,
               const Votes& votes = {}, std::optional<int64_t> cut = {}) {
@@ -120,8 +119,7 @@ TEST_P(DecisionConformance, IsReadByTheUpdate) {
   }
 }
 
-class TrustRatioConformance : public DecisionConformance {
- protected:
+struct TrustRatioConformance : DecisionConformance {
   static constexpr int64_t kNumel = 300;  // of a parameter
 
   // The sums of the squares of parameters of kNumel elements each.
@@ -255,8 +253,7 @@ Matrix orthogonalized(Matrix x, size_t rows, const Orthogonalization& how) {
   return x;
 }
 
-class OrthogonalizeConformance : public DeviceConformance {
- protected:
+struct OrthogonalizeConformance : DeviceConformance {
   // The largest difference of an element from the iteration in double.
   double error_of(int64_t rows, int64_t cols, const Orthogonalization& how) {
     const std::vector<float> values = random_normal<float>(rows * cols, 7);

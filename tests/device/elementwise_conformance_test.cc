@@ -4,8 +4,7 @@
 namespace zerorun::testing {
 namespace {
 
-class ElementwiseConformance : public DeviceConformance {
- protected:
+struct ElementwiseConformance : DeviceConformance {
   template <typename Src, typename Dst>
   std::vector<Dst> cast(const std::vector<Src>& values) {
     const auto src = array(values);
@@ -219,8 +218,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, ElementwiseConformance, ::testing::ValuesIn(de
 
 using Words = std::array<int64_t, ExactSum::kWords>;
 
-class NormConformance : public DeviceConformance {
- protected:
+struct NormConformance : DeviceConformance {
   // The words after adding the squares of `values`, cut at `cuts` elements.
   template <typename T>
   ExactSum squares(const std::vector<T>& values, std::vector<int64_t> cuts = {}) {

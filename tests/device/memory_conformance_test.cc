@@ -3,8 +3,7 @@
 namespace zerorun::testing {
 namespace {
 
-class MemoryConformance : public DeviceConformance {
- protected:
+struct MemoryConformance : DeviceConformance {
   MemoryUse use(MemoryCategory category) const { return device_->memory_use(category); }
 };
 

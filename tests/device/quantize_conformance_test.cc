@@ -41,8 +41,7 @@ std::vector<Block> read_blocks(const std::vector<uint8_t>& bytes, int bits) {
   return blocks;
 }
 
-class QuantizeConformance : public DeviceConformance {
- protected:
+struct QuantizeConformance : DeviceConformance {
   template <typename T>
   std::vector<uint8_t> quantize(const std::vector<T>& values, const Quantization& how) {
     const auto src = array(values, how.bits == 8 ? 0 : 3);

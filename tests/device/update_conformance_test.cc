@@ -13,8 +13,7 @@ struct Case {
   bool one_call = true;  // else one for each segment
 };
 
-class UpdateConformance : public DeviceConformance {
- protected:
+struct UpdateConformance : DeviceConformance {
   // Updates on the device and compares every bit with the scalar formulas.
   void check(const Case& c) {
     const Storage& storage = c.storage;

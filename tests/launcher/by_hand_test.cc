@@ -15,8 +15,7 @@ constexpr std::chrono::seconds kAlone{10};  // how long nobody is left without a
 
 Deadline soon() { return Clock::now() + std::chrono::seconds(30); }
 
-class ByHand : public ::testing::Test {
- protected:
+struct ByHand : ::testing::Test {
   LauncherProcess start(int node_rank, int hosts, const Words& program = {"true"},
                         std::map<std::string, std::string> variables = {}) const {
     variables.insert({"ZERORUN_JOB_SECRET", "s"});
@@ -167,8 +166,7 @@ TEST_F(ByHand, DifferentPythonsAreAWarning) {
 }
 
 // Of whatever the test lets listen where the second launcher looks for the first.
-class OtherEndpoint : public ByHand {
- protected:
+struct OtherEndpoint : ByHand {
   static Listener listening(Listener listener) {
     listen_on(listener);
     return listener;

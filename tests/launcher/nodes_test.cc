@@ -9,8 +9,7 @@ namespace zerorun::testing::nodes_test {
 namespace {
 
 // Two hosts with two slots each, the second of which is reached through a false ssh.
-class TwoHosts : public ::testing::Test {
- protected:
+struct TwoHosts : ::testing::Test {
   TwoHosts() {
     // The last word is the command, the one before it the host. Not the shell itself becomes the
     // launcher, so that each can be killed alone.

@@ -8,8 +8,7 @@ namespace zerorun::testing {
 namespace {
 
 // An installation with one bundled program, a PATH directory and a virtual environment.
-class FindProgram : public ::testing::Test {
- protected:
+struct FindProgram : ::testing::Test {
   FindProgram() {
     scratch_.write("install/bin/zerorun", "", true);
     scratch_.write("install/libexec/zerorun/train", "", true);

@@ -11,8 +11,7 @@ namespace {
 
 constexpr size_t kNbytes = size_t{1} << 20;
 
-class BlockIoTest : public ::testing::TestWithParam<bool> {
- protected:
+struct BlockIoTest : ::testing::TestWithParam<bool> {
   std::unique_ptr<BlockIo> make(int depth) {
     const std::vector<std::span<std::byte>> memory = {{buffer_.data(), kNbytes}};
     if (GetParam()) return make_uring_io(file_.open(), depth, memory);

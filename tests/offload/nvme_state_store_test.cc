@@ -50,8 +50,7 @@ std::vector<StateLayout> some_chunks() {
   return chunks;
 }
 
-class NvmeStateStoreTest : public ::testing::Test {
- protected:
+struct NvmeStateStoreTest : ::testing::Test {
   NvmeStateStoreTest() {
     options_.folder = test_paths::build();
     options_.label = "test states";
@@ -245,8 +244,7 @@ TEST_F(NvmeStateStoreTest, WhatWasOnlyLookedAtBeforeAStepIsNotAcceptedAfterIt) {
 
 enum class Home { device, host };
 
-class ResidentStateStoreTest : public ::testing::TestWithParam<Home> {
- protected:
+struct ResidentStateStoreTest : ::testing::TestWithParam<Home> {
   std::unique_ptr<StateStore> make(const std::vector<StateLayout>& chunks) {
     if (GetParam() == Home::device) return make_device_state_store(*device_, chunks);
     size_t nbytes = 0;

@@ -10,8 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class WriteWholeFile : public ::testing::Test {
- protected:
+struct WriteWholeFile : ::testing::Test {
   size_t files() const {
     return static_cast<size_t>(std::distance(fs::directory_iterator(root_), {}));
   }

@@ -11,8 +11,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-class RealNcclGroup : public ::testing::TestWithParam<int> {
- protected:
+struct RealNcclGroup : ::testing::TestWithParam<int> {
   GroupOptions options_of(int rank, milliseconds timeout = seconds(60)) {
     return GroupOptions(options_of_rank(rank, GetParam(), store_, timeout));
   }

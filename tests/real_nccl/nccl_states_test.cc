@@ -78,8 +78,7 @@ class Rank {
   cudaStream_t stream_ = nullptr;
 };
 
-class NcclStates : public ::testing::TestWithParam<int> {
- protected:
+struct NcclStates : ::testing::TestWithParam<int> {
   void on_ranks(const std::function<void(Rank&)>& body) {
     const int ranks = GetParam();
     NcclUnderTest nccl;

@@ -66,8 +66,7 @@ TEST(Completion, KnowsEveryOptionOfTrain) {
 namespace fs = std::filesystem;
 
 // A machine with one Python in PATH, and a zerorun in a folder of its own.
-class PythonTool : public ::testing::Test {
- protected:
+struct PythonTool : ::testing::Test {
   PythonTool() {
     python_ = scratch_.write("usr/bin/python3", "", true);
     scratch_.write("own/bin/zerorun", "", true);

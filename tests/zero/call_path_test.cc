@@ -11,8 +11,7 @@ namespace {
 using testing::WrappedCommunicator;
 
 // Remembers the stack of the last collective of each kind.
-class WatchedCommunicator final : public WrappedCommunicator {
- public:
+struct WatchedCommunicator final : WrappedCommunicator {
   using WrappedCommunicator::WrappedCommunicator;
 
   Event all_reduce(TensorView in, TensorView out, ReduceOp op, Output output, Stream& stream,
@@ -35,8 +34,7 @@ class WatchedCommunicator final : public WrappedCommunicator {
   Frames decision;  // of the norm's
 };
 
-class CallPathTest : public ::testing::TestWithParam<int> {
- protected:
+struct CallPathTest : ::testing::TestWithParam<int> {
   static void with_engine(const std::function<void(Engine&, WatchedCommunicator&)>& body) {
     const auto connect = [](CommunicatorOptions& options) {
       return std::make_shared<WatchedCommunicator>(testing::connect_on_cpu(options));

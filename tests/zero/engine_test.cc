@@ -110,8 +110,7 @@ TEST(Engine, AnExceptionOnOneRankEndsTheOthers) {
 }
 
 // Counts the calls of abort, which does nothing.
-class AbortCounter final : public testing::WrappedCommunicator {
- public:
+struct AbortCounter final : testing::WrappedCommunicator {
   using WrappedCommunicator::WrappedCommunicator;
   void abort(std::string_view /*reason*/) noexcept override { ++aborts; }
   int aborts = 0;

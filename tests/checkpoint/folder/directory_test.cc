@@ -8,8 +8,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Directory : public ::testing::Test {
- protected:
+struct Directory : ::testing::Test {
   void save(const std::string& tag, uint64_t seed = 1, bool update_latest = true) {
     whole_.save({.directory = directory_.string(), .tag = tag, .update_latest = update_latest},
                 seed);

@@ -8,8 +8,7 @@ namespace {
 namespace fs = std::filesystem;
 using Record = CheckpointReader::Record;
 
-class UndoLogTest : public ::testing::Test {
- protected:
+struct UndoLogTest : ::testing::Test {
   // Tensors of a device: zeros, and random bytes.
   UndoLogTest() : memory_(device_->allocate(2 * kNumel, MemoryCategory::parameters)) {
     std::memset(memory_.data(), 0, kNumel);
@@ -88,8 +87,7 @@ TEST(SpareMemory, GivesAllThatItMayAndNoMore) {
 
 // On a disk, so that reads bypass the page cache. Tensors of 20 MB, which disks can read into place
 // or, as their numbers of elements are odd, cannot.
-class LargeCheckpoint : public ::testing::TestWithParam<bool> {
- protected:
+struct LargeCheckpoint : ::testing::TestWithParam<bool> {
   LargeCheckpoint() {
     fs::remove_all(folder_);
     const bool aligned = GetParam();

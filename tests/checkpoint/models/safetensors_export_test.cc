@@ -33,8 +33,7 @@ void fill_ramps(FakeEngine& engine) {
   }
 }
 
-class Export : public ::testing::Test {
- protected:
+struct Export : ::testing::Test {
   void run(int world_size, const fs::path& path, const std::vector<ExportTensor>& tensors,
            const std::string& metadata = "{}") {
     const Sharded sharded = {model_, random_cuts(model_, world_size, 5)};
@@ -129,8 +128,7 @@ std::string safetensors(const std::string& header, const std::string& data = "")
   return bytes + header + data;
 }
 
-class Reader : public ::testing::Test {
- protected:
+struct Reader : ::testing::Test {
   SafetensorsReader open(const std::string& bytes) {
     write_file(path_, bytes);
     return SafetensorsReader(path_.string());
@@ -222,8 +220,7 @@ TEST_F(Reader, NamesWhatIsWrongAndWhere) {
   }
 }
 
-class ModelFolder : public Reader {
- protected:
+struct ModelFolder : Reader {
   void add(const std::string& name, const std::string& tensor) {
     write_file(
         directory_.path() / name,

@@ -18,8 +18,7 @@ Sharded large_model() {
   return large;
 }
 
-class AsyncSave : public ::testing::Test {
- protected:
+struct AsyncSave : ::testing::Test {
   // Calls body(engine, saver, comm) on every rank.
   template <typename Body>
   void run(uint64_t seed, const Body& body, const AsyncOptions& options = {}) const {
@@ -141,8 +140,7 @@ const std::vector<Save> kBesideTraining = {
     beside_training([](AsyncSaver& saver, const SaveOptions& next) { saver.save(next); }),
     beside_training([](AsyncSaver& saver, const SaveOptions&) { saver.wait(); })};
 
-class SaveFailure : public AsyncSave {
- protected:
+struct SaveFailure : AsyncSave {
   // A save as "new" and one as "good" fail with this error, "good" stays, and a later save works.
   void expect_good_stays(const Save& save, rlim_t disk, const std::string& client_state,
                          const ::testing::Matcher<const std::string&>& error) const {

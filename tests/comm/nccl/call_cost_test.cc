@@ -18,8 +18,7 @@ using ::testing::UnorderedElementsAre;
 
 constexpr int kTimes = 160;
 
-class NcclCallCostTest : public testing::NcclTest {
- protected:
+struct NcclCallCostTest : testing::NcclTest {
   struct Cost {
     std::map<std::string, double> calls;  // of each function, for one time
     double allocations = 0;               // for one time

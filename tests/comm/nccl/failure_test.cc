@@ -17,8 +17,7 @@ using std::chrono::seconds;
 constexpr seconds kDeadline{60};
 constexpr seconds kSoon{20};
 
-class NcclFailureTest : public NcclTest {
- protected:
+struct NcclFailureTest : NcclTest {
   // What a rank does with its stream.
   using Part = std::function<void(Communicator&, CudaDevice&, Stream&)>;
 

@@ -49,8 +49,7 @@ class CountingStore final : public ForwardingStore {
   std::atomic<int>& vain_;
 };
 
-class NcclLeavingTest : public FakeCudaTest {
- protected:
+struct NcclLeavingTest : FakeCudaTest {
   void SetUp() override {
     FakeCudaTest::SetUp();
     fake_.set_devices(2);
@@ -173,8 +172,7 @@ TEST_F(NcclLeavingTest, AForkedChildThatEndsItsCopyDoesNotLeave) {
 
 // Ranks that join through NCCL, whose first communicator does not block: each of its calls is done
 // later, by a thread of NCCL's, which stores the handle of the second one whenever it gets there.
-class NcclJoiningTest : public NcclTest {
- protected:
+struct NcclJoiningTest : NcclTest {
   // Each rank's error while it joins; empty: none.
   std::vector<std::string> errors_of_joining(int ranks) {
     fake_.set_devices(ranks);

@@ -53,8 +53,7 @@ TEST_F(RegisteredMemoryTest, RanksThatTakeDifferentPathsGiveNcclTheSameKind) {
 }
 
 // Sums that are not what the output gets: in one block of each communicator, whatever reduces.
-class NcclScratchTest : public NcclTest {
- protected:
+struct NcclScratchTest : NcclTest {
   static int64_t buckets(const CudaDevice& device) {
     return device.memory_use(MemoryCategory::buckets).peak_bytes;
   }

@@ -7,8 +7,7 @@
 namespace zerorun::testing {
 
 // Ranks that are threads, with a fake GPU each, and communicate through the fake NCCL.
-class NcclTest : public FakeCudaTest {
- protected:
+struct NcclTest : FakeCudaTest {
   using Body = std::function<void(Communicator&, CudaDevice&)>;
 
   void on_ranks(int world_size, std::chrono::milliseconds timeout, const Body& body) {

@@ -10,8 +10,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-class NcclStallTest : public NcclTest {
- protected:
+struct NcclStallTest : NcclTest {
   void SetUp() override {
     NcclTest::SetUp();
     setenv("ZERORUN_STALL_FILE", file_.c_str(), 1);

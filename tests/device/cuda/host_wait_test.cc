@@ -239,8 +239,7 @@ TEST_F(HostWaitTest, ADeviceIsUsedWithoutTouchingTheDefaultOneOrThatOfTheThread)
 }
 
 // Streams that a framework lends to the CUDA device.
-class LentStreamTest : public LateCudaTest<500> {
- protected:
+struct LentStreamTest : LateCudaTest<500> {
   void SetUp() override {
     FakeCudaTest::SetUp();
     ASSERT_EQ(cudaStreamCreateWithFlags(lent_.data(), cudaStreamNonBlocking), cudaSuccess);

@@ -6,8 +6,7 @@
 namespace zerorun::testing {
 namespace {
 
-class KeptMemoryTest : public FakeCudaTest {
- protected:
+struct KeptMemoryTest : FakeCudaTest {
   // Asks for all of them at once.
   static void use(CudaDevice& device, const std::vector<size_t>& sizes) {
     std::vector<Buffer> buffers;
@@ -206,8 +205,7 @@ TEST_F(KeptMemoryTest, LeavesWhatAccumulationNeedsWithinTheLimit) {
 // When a GPU's memory is used up: what is kept for later goes first, then the allocation fails.
 constexpr size_t kMiB = size_t{1} << 20;
 
-class OutOfMemoryTest : public FakeCudaTest {
- protected:
+struct OutOfMemoryTest : FakeCudaTest {
   // The error of asking for `nbytes` of `category`.
   static std::string error_of(CudaDevice& device, size_t nbytes,
                               MemoryCategory category = MemoryCategory::other) {

@@ -70,8 +70,7 @@ int attach(NvtxGetExportTableFunc_t tables) {
 // Before the first test. What NVTX has for a profiler that is linked into its program.
 const bool kAttached = (InitializeInjectionNvtx2_fnptr = &attach) != nullptr;
 
-class ProfilerTest : public FakeCudaTest {
- protected:
+struct ProfilerTest : FakeCudaTest {
   void SetUp() override {
     FakeCudaTest::SetUp();
     ASSERT_TRUE(kAttached);

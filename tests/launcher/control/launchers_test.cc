@@ -32,8 +32,7 @@ ControlMessage end_when_told(const ControlMessage& message) {
 }
 
 // One that has at most one client that is not yet let in, and lets in all that say anything.
-class FrameServerTest : public ::testing::Test {
- protected:
+struct FrameServerTest : ::testing::Test {
   FileDescriptor connect() const {
     return connect_to("127.0.0.1", port_, Clock::now() + kDeadline);
   }
@@ -94,8 +93,7 @@ TEST(NodeLauncher, ASignalOrAnEndThatComesWithTheOrderToBeginReachesTheRanks) {
 }
 
 // A job on two other hosts, whose launchers are the test: its `ssh` prints their token.
-class CoordinatorTest : public ::testing::Test {
- protected:
+struct CoordinatorTest : ::testing::Test {
   CoordinatorTest() {
     scratch_.write("ssh",
                    "#!/bin/sh\n"

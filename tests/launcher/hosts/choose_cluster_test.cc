@@ -5,8 +5,7 @@
 namespace zerorun::testing {
 namespace {
 
-class WithHostfile : public ::testing::Test {
- protected:
+struct WithHostfile : ::testing::Test {
   Words hosts(const std::string& lines, Words more = {}) const {
     more.insert(more.begin(), {"-H", folder_.write("hosts", lines)});
     return more;

@@ -28,8 +28,7 @@ struct Source : RankStream {
 };
 
 // A queue that writes to a file.
-class Output : public ::testing::Test {
- protected:
+struct Output : ::testing::Test {
   Output()
       : file_(open((scratch_.path() / "out").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600)),
         queue_(file_.get()) {}

@@ -9,8 +9,7 @@ namespace {
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 // The two ends of a terminal.
-class ProgressBarTest : public ::testing::Test {
- protected:
+struct ProgressBarTest : ::testing::Test {
   ProgressBarTest() : reader_(::posix_openpt(O_RDWR | O_NOCTTY)) {
     ::grantpt(reader_);
     ::unlockpt(reader_);

@@ -198,8 +198,7 @@ namespace zerorun::train {
 namespace {
 
 // Batches go to the GPU beside the host, which makes the next one meanwhile.
-class TokenBatchTest : public zerorun::testing::FakeCudaTest {
- protected:
+struct TokenBatchTest : zerorun::testing::FakeCudaTest {
   TokenBatchTest() : FakeCudaTest(std::chrono::microseconds(2000)) {}
 };
 

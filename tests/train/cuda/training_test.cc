@@ -22,8 +22,7 @@ struct Trajectory {
   uint64_t hash = 0;           // of the parameters
 };
 
-class TrainingTest : public TrainerTest {
- protected:
+struct TrainingTest : TrainerTest {
   TrainingTest() { FakeCuda::instance().set_devices(kRanks); }
 
   // Two micro-steps a step, at this stage.
@@ -212,8 +211,7 @@ class FakeCudnn final : public cuda::CudnnAttention {
   }
 };
 
-class TrainingFailureTest : public TrainerTest {
- protected:
+struct TrainingFailureTest : TrainerTest {
   TrainingFailureTest() {
     model_ = folder_.write("model.json", R"({"n_embd": 8, "n_layer": 1, "n_head": 1,
                                              "n_positions": 8, "n_inner": 16})");

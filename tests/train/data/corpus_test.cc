@@ -145,8 +145,7 @@ TEST(DataOrderTest, NeighboursSeedsAndEpochsAreIndependent) {
   EXPECT_LT(same, 20);  // of other seeds and epochs: about two
 }
 
-class BatchesTest : public ::testing::Test {
- protected:
+struct BatchesTest : ::testing::Test {
   // Token i has the value i % 251, so a token tells its position.
   Corpus corpus_of(int64_t size) const {
     std::string bytes;

@@ -148,8 +148,7 @@ TEST(OptionsTest, ErrorsNameTheOption) {
   }
 }
 
-class RunSetupTest : public TrainerTest {
- protected:
+struct RunSetupTest : TrainerTest {
   // Of a run on the data, without the small model of the other tests.
   RunSetup setup_of(std::vector<std::string> options, const RankInfo& rank = {}) const {
     options.insert(options.begin(), {"--data", data_});

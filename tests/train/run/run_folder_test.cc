@@ -9,8 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class RunFolderTest : public ::testing::Test {
- protected:
+struct RunFolderTest : ::testing::Test {
   TrainOptions options(const std::string& save = "run") const {
     TrainOptions options;
     options.save = folder_.path(save);

@@ -60,8 +60,7 @@ TEST_F(TrainerTest, ASignalOnOneRankStopsAllAndTheLossIsTheSame) {
 }
 
 // A run that saves into `run`, and others that resume it.
-class SavedRunTest : public TrainerTest {
- protected:
+struct SavedRunTest : TrainerTest {
   void save(int world_size, const std::vector<std::string>& options) const {
     run(world_size, options, [&](const RankOfRun& rank) {
       rank.train(0);
@@ -162,8 +161,7 @@ TEST_F(TrainerTest, ActivationsTakeWhatIsForeseen) {
 constexpr const char* kSchedule = R"(, "scheduler": {"type": "WarmupLR", "params": {
     "warmup_max_lr": [0.008, 0.016], "warmup_num_steps": 4, "warmup_type": "linear"}})";
 
-class PrecisionTest : public TrainerTest {
- protected:
+struct PrecisionTest : TrainerTest {
   static std::vector<StepReport> steps(Trainer& trainer, int count) {
     std::vector<StepReport> reports;
     for (int i = 0; i < count; ++i) reports.push_back(trainer.step(0).report);

@@ -158,8 +158,7 @@ struct Calls {
   int waits = 0;
 };
 
-class SubmittedStepTest : public FakeCudaTest {
- protected:
+struct SubmittedStepTest : FakeCudaTest {
   // Of the third step. Waits of the thread that calls `take_step` count.
   Calls step_of_one_rank(
       const Config& config,

@@ -208,8 +208,7 @@ void fill_with_ids(Engine& engine) {
   });
 }
 
-class FailedGatherMemoryTest : public FakeCudaTest {
- protected:
+struct FailedGatherMemoryTest : FakeCudaTest {
   // One rank's engine, whose memory for full parameters is refused at the `refused_`th request.
   void make_engine(int64_t prefetch) {
     device_ = std::make_shared<CudaDevice>(0, 0);

@@ -129,8 +129,7 @@ TEST_F(CudaEngineTest, FewerBitsAreThoseOfTheCpu) {
 
 // The calls that steps make to CUDA after the first ones. Streams are inline, so that no count
 // depends on timing.
-class CudaSteadyStateTest : public FakeCudaTest, public ::testing::WithParamInterface<int> {
- protected:
+struct CudaSteadyStateTest : FakeCudaTest, ::testing::WithParamInterface<int> {
   static constexpr int kRanks = 2;
   static constexpr int kFirst = 3;
   static constexpr int kSteps = 10;

@@ -49,8 +49,7 @@ TEST_P(UnusedPoolerTest, HoldsNothingBackFromTheSecondStepOn) {
 }
 
 // A transport on which gathers need the other ranks, as NCCL is.
-class BlindCommunicator final : public WrappedCommunicator {
- public:
+struct BlindCommunicator final : WrappedCommunicator {
   using WrappedCommunicator::WrappedCommunicator;
   bool reads_peers() const override { return false; }
 };

@@ -71,8 +71,7 @@ TEST_P(GradientBatchTest, LateContributionsCountAtThePriceOfOneRound) {
 }
 
 // Has no memory for one allocation of a bucket.
-class FullDevice final : public CpuDevice {
- public:
+struct FullDevice final : CpuDevice {
   FullDevice() : CpuDevice({}) {}
   Buffer allocate(size_t nbytes, MemoryCategory category) override {
     if (category == MemoryCategory::buckets && refuse_in-- == 0) throw OutOfMemory("none left");

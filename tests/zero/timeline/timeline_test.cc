@@ -36,8 +36,7 @@ TEST(SpanLogTest, ItHasRoomForSoManySpansAndCountsTheRest) {
   EXPECT_FALSE(log.is_open());
 }
 
-class TimelineTest : public ::testing::Test {
- protected:
+struct TimelineTest : ::testing::Test {
   // Takes steps, with forward and backward as one span each; returns what rank 0 was told.
   std::string run(const Config& config, int world_size, int64_t steps, int64_t first,
                   int64_t last) const {
