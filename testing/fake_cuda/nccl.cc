@@ -239,9 +239,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!shared->finalized) wait_for_kernels(*shared);
   {
     const std::lock_guard lock(shared->mutex);
-    for (const auto& [data, bytes] : shared->registered) {
-      seen().release("registered buffers", data);
-    }
+    for (const auto& [data, bytes] : shared->registered) seen().release("registered buffers", data);
     shared->registered.clear();
   }
   const ncclResult_t forgotten = forget(comm);

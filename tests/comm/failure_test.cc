@@ -111,9 +111,7 @@ TEST(FailureTest, ErrorsOfAWorkerStreamSurfaceWhenItIsSynchronised) {
 TEST(FailureTest, ACollectiveThatAFailedStreamSkipsIsTheErrorOfAll) {
   run_ranks(2, [](Communicator& communicator) {
     const auto stream = make_worker_stream("comm");
-    if (communicator.rank() == 1) {
-      stream->submit([] { throw IoError("disk is full"); });
-    }
+    if (communicator.rank() == 1) stream->submit([] { throw IoError("disk is full"); });
     const Event event = communicator.barrier(*stream, "checkpoint written");
     if (communicator.rank() == 1) {
       EXPECT_EQ(error_of<IoError>([&] { event.synchronize(); }), "disk is full");

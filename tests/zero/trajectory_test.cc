@@ -91,9 +91,7 @@ Outcome reference(int ranks, int64_t accumulation,
           for (int64_t micro = 0; micro < accumulation; ++micro) {
             const auto element = static_cast<int64_t>(i);
             grad[p][i] += ToyModel::gradient(x, static_cast<int>(p), element, rank, micro, step);
-            if (p == kEmbed) {
-              grad[p][i] += ToyModel::gradient(x, kHead, element, rank, micro, step);
-            }
+            if (p == kEmbed) grad[p][i] += ToyModel::gradient(x, kHead, element, rank, micro, step);
           }
         }
         grad[p][i] /= static_cast<double>(ranks * accumulation);

@@ -60,9 +60,7 @@ TEST(ReadHjson, GivesWhatTheHjsonPackageGives) {
       {"{device: cpu}\n}", R"({"device":"cpu}"})"},
       {"a: True", R"({"a":"True"})"},
   };
-  for (const auto& [text, expected] : texts) {
-    EXPECT_EQ(hjson_to_json(text), expected) << text;
-  }
+  for (const auto& [text, expected] : texts) EXPECT_EQ(hjson_to_json(text), expected) << text;
 }
 
 TEST(ReadHjson, RefusesWhatHasNoMeaningAndKeepsPlaces) {

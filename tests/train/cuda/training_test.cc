@@ -101,9 +101,7 @@ TEST_F(TrainingTest, EveryStageFollowsTheCpu) {
 }
 
 TEST_F(TrainingTest, SixteenBitsAndRanksThatShareAGpuStayCloseToTheCpu) {
-  for (const char* dtype : {"bf16", "fp16"}) {
-    expect_near(on_cuda(2, dtype), on_cpu(2, dtype), 5e-3);
-  }
+  for (const char* dtype : {"bf16", "fp16"}) expect_near(on_cuda(2, dtype), on_cpu(2, dtype), 5e-3);
   expect_near(on_cuda(2, "fp32", make_host_staged_communicator), on_cpu(2, "fp32"), 1e-5);
 }
 

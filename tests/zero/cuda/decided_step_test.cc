@@ -61,9 +61,7 @@ void micro_step(Engine& engine, int rank, int64_t step) {
       if (step == 1 && rank == 1 && id == ids[2]) values[5] = NAN;
       give(engine, id, values);
     }
-    if (step == 4 && rank == 0) {
-      give(engine, ids[0], gradient_of(engine, ids[0], rank, 1, step));
-    }
+    if (step == 4 && rank == 0) give(engine, ids[0], gradient_of(engine, ids[0], rank, 1, step));
   }
   EXPECT_TRUE(engine.end_micro_step());
 }

@@ -199,9 +199,7 @@ TEST_P(GradientBatchTest, ABatchThatIsNotSteppedGoesOn) {
     }
   };
   const auto once = [](Engine& engine, Communicator& comm, int64_t step) {
-    for (const ParameterId id : trainable(engine)) {
-      contribute_sum(engine, id, comm.rank(), step, 2);
-    }
+    for (const ParameterId id : trainable(engine)) contribute_sum(engine, id, comm.rank(), step, 2);
     EXPECT_TRUE(engine.end_micro_step());
   };
   const Config config = base_config(GetParam(), DType::fp32);

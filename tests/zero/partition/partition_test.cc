@@ -235,9 +235,7 @@ TEST(MuonRounds, KeepAllRanksBusyEvenIfEachBucketHasOneMatrix) {
         << ranks << " ranks, stage " << stage;
     // About a gathered bucket, or one matrix of each rank; more if a bucket cannot be halved.
     int64_t room = 2 * (kLargest + ranks * kNormBlock);
-    for (const Bucket& bucket : model.buckets) {
-      room = std::max(room, bucket.layout.padded_numel());
-    }
+    for (const Bucket& bucket : model.buckets) room = std::max(room, bucket.layout.padded_numel());
     EXPECT_LE(outcome.numel, room + room / 20);
   }
 }
