@@ -27,16 +27,15 @@ struct DecisionConformance : DeviceConformance {
     const auto words = array(std::vector<int64_t>(segments.size() * ExactSum::kWords));
     const auto common = array(std::vector<int64_t>{votes.any, votes.late});
     const auto same = array(std::vector<int64_t>{votes.sum, votes.squares});
-    device_->sum_of_squares(*stream_, src.view(), segments, words.view());
-    device_->decide(
-        *stream_, {.words = words.view(), .votes = common.view(), .same = same.view(), .ranks = 3},
-        rule, decision);
+    device_->sum_of_squares(*stream_, src, segments, words);
+    device_->decide(*stream_, {.words = words, .votes = common, .same = same, .ranks = 3}, rule,
+                    decision);
     stream_->synchronize();
   }
   std::vector<float> decided(const std::vector<float>& gradient, const StepRule& rule,
                              const Votes& votes = {}, std::optional<int64_t> cut = {}) {
     const auto decision = array(std::vector<float>{3.0F, 3.0F});
-    decide(gradient, rule, decision.view(), votes, cut);
+    decide(gradient, rule, decision, votes, cut);
     return decision.host();
   }
 
@@ -100,7 +99,7 @@ TEST_P(DecisionConformance, IsReadByTheUpdate) {
   const std::vector<float> nan(4, kNan);
   for (const auto& [aligned, taken] : each(kEither, kEither)) {
     const auto decision = array(std::vector<float>(2));
-    decide(taken ? ones : nan, {.average = 0.25}, decision.view());
+    decide(taken ? ones : nan, {.average = 0.25}, decision);
     const auto master = array(ones, aligned ? 0 : 1);
     const auto state = array(ones, aligned ? 0 : 3);
     const auto grad = array(ones, aligned ? 0 : 5);
@@ -108,12 +107,9 @@ TEST_P(DecisionConformance, IsReadByTheUpdate) {
     UpdateSegment segment{.numel = 1000};
     segment.scalars = {.rule = UpdateRule::sgd, .lr = 0.5F, .beta1 = 0.5, .grad_scale = 77.0F};
     segment.scalars.step = 2;
-    update({.master = master.view(),
-            .grad = grad.view(),
-            .param = master.view(),
-            .states = {state.view()},
-            .decision = decision.view()},
-           {segment});
+    update(
+        {.master = master, .grad = grad, .param = master, .states = {state}, .decision = decision},
+        {segment});
     EXPECT_EQ(state.host(), std::vector<float>(1000, taken ? 0.75F : 1.0F));
     EXPECT_EQ(master.host(), std::vector<float>(1000, taken ? 0.625F : 1.0F));
   }
@@ -129,7 +125,7 @@ struct TrustRatioConformance : DecisionConformance {
     for (int64_t i = 0; i < count; ++i) segments.push_back({i * kNumel, kNumel, i});
     const auto src = array(values);
     const auto words = array(std::vector<int64_t>(static_cast<size_t>(count * ExactSum::kWords)));
-    device_->sum_of_squares(*stream_, src.view(), segments, words.view());
+    device_->sum_of_squares(*stream_, src, segments, words);
     return words.host();
   }
 };
@@ -158,8 +154,7 @@ TEST_P(TrustRatioConformance, AreTheNormsOfParametersOverThoseOfDirectionsWithin
     }
     const auto sums = array(all);
     const auto ratios = array(std::vector<float>(expected.size(), 9.0F));
-    device_->trust_ratios(*stream_, sums.view(), {.smallest = 0.25, .largest = 10.0},
-                          ratios.view());
+    device_->trust_ratios(*stream_, sums, {.smallest = 0.25, .largest = 10.0}, ratios);
     const std::vector<float> found = ratios.host();
     EXPECT_FLOAT_EQ(found[0], has_host ? std::sqrt(2.0F) : 2.0F);  // 8 over 4, or 4 over 1
     for (size_t i = 1; i < expected.size(); ++i) EXPECT_FLOAT_EQ(found[i], expected[i]) << i;
@@ -181,9 +176,8 @@ TEST_P(TrustRatioConformance, AreReadByTheUpdate) {
       segment.scalars = {.rule = UpdateRule::lamb, .lr = kLr, .eps = 0.0F};
       segment.parameter = parameter;
     }
-    UpdateTensors tensors{
-        .master = master.view(), .param = master.view(), .states = {mean.view(), square.view()}};
-    if (with) tensors.trust_ratios = ratios.view();
+    UpdateTensors tensors{.master = master, .param = master, .states = {mean, square}};
+    if (with) tensors.trust_ratios = ratios;
     update(tensors, segments);
     const std::vector<float> updated = master.host();
     for (size_t i = 0; i < 3; ++i) {
@@ -197,27 +191,25 @@ TEST_P(TrustRatioConformance, AreReadByTheUpdate) {
 TEST_P(TrustRatioConformance, OfOtherSizesOrRulesAreErrors) {
   const auto sums = array(std::vector<int64_t>(3 * ExactSum::kWords));
   const auto ratios = array(std::vector<float>(1));
-  EXPECT_THROW(device_->trust_ratios(*stream_, sums.view(), {}, ratios.view()), InternalError);
+  EXPECT_THROW(device_->trust_ratios(*stream_, sums, {}, ratios), InternalError);
   const auto values = array(std::vector<float>(8));
   const auto update_by = [&](UpdateRule rule, int64_t parameter) {
     UpdateSegment segment{.numel = 8};
     segment.scalars.rule = rule;
     segment.parameter = parameter;
-    update({.master = values.view(),
-            .grad = values.view(),
-            .param = values.view(),
-            .states = {values.view(), values.view()},
-            .trust_ratios = ratios.view()},
+    update({.master = values,
+            .grad = values,
+            .param = values,
+            .states = {values, values},
+            .trust_ratios = ratios},
            {segment});
   };
   EXPECT_THROW(update_by(UpdateRule::lamb, 1), InternalError);
   EXPECT_THROW(update_by(UpdateRule::adam, 0), InternalError);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, TrustRatioConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
-INSTANTIATE_TEST_SUITE_P(Devices, DecisionConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
+ZR_ON_ALL_DEVICES(TrustRatioConformance);
+ZR_ON_ALL_DEVICES(DecisionConformance);
 
 // Device::orthogonalize against the iteration in double.
 using Matrix = std::vector<double>;
@@ -260,7 +252,7 @@ struct OrthogonalizeConformance : DeviceConformance {
     const auto matrix = array(values);
     const auto work =
         array(std::vector<float>(static_cast<size_t>(orthogonalize_work(rows, cols))));
-    device_->orthogonalize(*stream_, matrix.view(), rows, cols, how, work.view());
+    device_->orthogonalize(*stream_, matrix, rows, cols, how, work);
     const Matrix expected =
         orthogonalized({values.begin(), values.end()}, static_cast<size_t>(rows), how);
     const std::vector<float> found = matrix.host();
@@ -307,13 +299,12 @@ TEST_P(OrthogonalizeConformance, KeepsMatricesOfRankOneBounded) {
     }
     const auto matrix = array(values);
     const auto work = array(std::vector<float>(orthogonalize_work(24, 100)));
-    device_->orthogonalize(*stream_, matrix.view(), 24, 100, {100, polar_express}, work.view());
+    device_->orthogonalize(*stream_, matrix, 24, 100, {100, polar_express}, work);
     for (const float value : matrix.host()) EXPECT_LT(std::abs(value), 1.3F);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, OrthogonalizeConformance,
-                         ::testing::ValuesIn(devices_under_test()), name_of_device);
+ZR_ON_ALL_DEVICES(OrthogonalizeConformance);
 
 }  // namespace
 }  // namespace zerorun::testing

@@ -101,8 +101,7 @@ TEST_P(MemoryConformance, PinnedMemoryIsPageAlignedHostMemoryThatCopiesReach) {
   EXPECT_EQ(use(MemoryCategory::pinned).live_bytes, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, MemoryConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
+ZR_ON_ALL_DEVICES(MemoryConformance);
 
 }  // namespace
 }  // namespace zerorun::testing

@@ -27,11 +27,9 @@ struct UpdateConformance : DeviceConformance {
     const Stored param = stored(before.param, storage.param.value_or(DType::fp32), 7);
     const Stored state0 = stored(before.states[0], storage.state, 2);
     const Stored state1 = stored(before.states[1], storage.state, 3, false);
-    UpdateTensors tensors{.master = master.view(),
-                          .grad = grad.view(),
-                          .param = storage.param ? param.view() : master.view()};
-    if (c.states > 0) tensors.states[0] = state0.view();
-    if (c.states > 1) tensors.states[1] = state1.view();
+    UpdateTensors tensors{.master = master, .grad = grad, .param = storage.param ? param : master};
+    if (c.states > 0) tensors.states[0] = state0;
+    if (c.states > 1) tensors.states[1] = state1;
     tensors.scales = {state0.scales(), state1.scales()};
     if (c.one_call) {
       device_->update(*stream_, tensors, c.segments);
@@ -177,10 +175,7 @@ TEST_P(UpdateConformance, NonFiniteGradientsShowInTheResult) {
     const auto state1 = array(std::vector<float>(40, 0.0F));
     const auto grad = array(std::vector<float>(40, value));
     const auto param = array(std::vector<Bf16>(40));
-    update({.master = master.view(),
-            .grad = grad.view(),
-            .param = param.view(),
-            .states = {state0.view(), state1.view()}},
+    update({.master = master, .grad = grad, .param = param, .states = {state0, state1}},
            cut(scalars_of(rule, true), 40));
     for (const Bf16 result : param.host()) EXPECT_FALSE(std::isfinite(to_float(result)));
   }
@@ -196,11 +191,11 @@ TEST_P(UpdateConformance, StatesIn8BitsKeepInfinityAndNan) {
     std::vector<float> gradient(300, 1.0F);
     gradient[17] = value;
     const auto grad = array(gradient);
-    update({.master = master.view(),
-            .grad = grad.view(),
-            .param = master.view(),
-            .states = {codes.view(), codes_sq.view()},
-            .scales = {scales.view(), scales_sq.view()}},
+    update({.master = master,
+            .grad = grad,
+            .param = master,
+            .states = {codes, codes_sq},
+            .scales = {scales, scales_sq}},
            cut(scalars_of(UpdateRule::adam, true), 300));
     EXPECT_FALSE(std::isfinite(scales.host()[0]));
     EXPECT_TRUE(std::isfinite(scales.host()[1]));
@@ -217,22 +212,19 @@ TEST_P(UpdateConformance, WrongArgumentsAreErrorsAtTheCall) {
   using Change = std::function<void(UpdateTensors&)>;
   const auto expect_error = [&](const std::vector<UpdateSegment>& segments,
                                 const Change& change = nullptr) {
-    UpdateTensors tensors = {.master = fp32.view(),
-                             .grad = fp32.view(),
-                             .param = fp32.view(),
-                             .states = {fp32.view(), fp32.view()}};
+    UpdateTensors tensors = {.master = fp32, .grad = fp32, .param = fp32, .states = {fp32, fp32}};
     if (change) change(tensors);
     EXPECT_THROW(device_->update(*stream_, tensors, segments), InternalError);
   };
   const std::vector<UpdateSegment> all = {{.numel = 4}};
-  expect_error(all, [&](UpdateTensors& t) { t.states[0] = short32.view(); });
+  expect_error(all, [&](UpdateTensors& t) { t.states[0] = short32; });
   expect_error(all, [&](UpdateTensors& t) { t.states[1] = {}; });
-  expect_error(all, [&](UpdateTensors& t) { t.states[1] = codes.view(); });  // without scales
+  expect_error(all, [&](UpdateTensors& t) { t.states[1] = codes; });  // without scales
   expect_error(all, [&](UpdateTensors& t) { t.param = {fp32.view().data, 4, DType::bf16}; });
-  expect_error(all, [&](UpdateTensors& t) { t.master = bf16.view(); });  // and another parameter
+  expect_error(all, [&](UpdateTensors& t) { t.master = bf16; });  // and another parameter
   expect_error({{.numel = 4, .scalars = {.rule = UpdateRule::muon_direction}}});  // in place
   expect_error({{.numel = 4, .scalars = {.rule = UpdateRule::lion}}}, [&](UpdateTensors& t) {
-    t.states[0] = codes.view();
+    t.states[0] = codes;
     t.scales[0] = fp32.view().slice(0, 1);
   });
   // Segments that do not go together.
@@ -245,7 +237,7 @@ TEST_P(UpdateConformance, WrongArgumentsAreErrorsAtTheCall) {
   expect_error({{.numel = 1}, {.begin = 1, .scalars = {.rule = UpdateRule::sgd}}});
   expect_error({{.numel = 1}, {.begin = 1, .scalars = {.step = 2}}});
   expect_error({{.begin = 1, .numel = 3}}, [&](UpdateTensors& t) {  // within a block of 8 bits
-    t.states = {codes.view(), codes.view()};
+    t.states = {codes, codes};
     t.scales = {fp32.view().slice(0, 1), fp32.view().slice(1, 1)};
   });
 }
@@ -266,11 +258,11 @@ TEST_P(UpdateConformance, ASkippedStepCastsTheMastersToABufferOfParameters) {
     const Stored state0 = stored(before.states[0], state);
     const Stored state1 = stored(before.states[1], state);
     const std::vector<float> states = state0.values();
-    update({.master = master.view(),
-            .grad = grad.view(),
-            .param = param.view(),
-            .states = {state0.view(), state1.view()},
-            .decision = skipped.view(),
+    update({.master = master,
+            .grad = grad,
+            .param = param,
+            .states = {state0, state1},
+            .decision = skipped,
             .param_is_buffer = true},
            cut(scalars_of(UpdateRule::adam, true), kNumel, {256, 768}));
     EXPECT_EQ(bits_of(param.values()), bits_of(stored(before.master, dtype).values()));
@@ -279,8 +271,7 @@ TEST_P(UpdateConformance, ASkippedStepCastsTheMastersToABufferOfParameters) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, UpdateConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
+ZR_ON_ALL_DEVICES(UpdateConformance);
 
 }  // namespace
 }  // namespace zerorun::testing
