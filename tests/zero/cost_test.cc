@@ -39,17 +39,10 @@ void run_step(Engine& engine) {
 
 // Bytes per parameter of the ZeRO paper: 16-bit parameters and gradients, 12 bytes of optimizer
 // state.
-double bytes_per_parameter(int stage, double ranks) {
-  switch (stage) {
-    case 0:
-      return 2 + 2 + 12;
-    case 1:
-      return 2 + 2 + 12 / ranks;
-    case 2:
-      return 2 + 2 / ranks + 12 / ranks;
-    default:
-      return (2 + 2 + 12) / ranks;
-  }
+double bytes_per_parameter(size_t stage, double ranks) {
+  return std::array{2 + 2 + 12.0, 2 + 2 + 12 / ranks, 2 + 2 / ranks + 12 / ranks,
+                    (2 + 2 + 12) / ranks}
+      .at(stage);
 }
 
 TEST(Cost, ModelStatesPerRankMatchTheFormula) {
@@ -58,7 +51,8 @@ TEST(Cost, ModelStatesPerRankMatchTheFormula) {
     config.share_parameters = share;
     run_engines({config, world_size, {}, transformer()}, [&](Engine& engine, Communicator&) {
       run_step(engine);
-      const double expected = bytes_per_parameter(stage, world_size) * model_numel();
+      const double expected =
+          bytes_per_parameter(static_cast<size_t>(stage), world_size) * model_numel();
       EXPECT_NEAR(static_cast<double>(engine.model_state_bytes()) / expected, 1.0, 0.03)
           << "stage " << stage << " world " << world_size;
     });
@@ -139,9 +133,9 @@ StepCost cost_of_step(const std::string& optimizer, int stage, int ranks) {
   config.optimizer.type = optimizer;
   std::vector<ParameterSpec> specs = transformer();
   for (ParameterSpec& spec : specs) spec.use_muon = spec.shape.size() == 2 && spec.name != "wte";
-  StepCost cost;
   std::atomic<int64_t> orthogonalized = 0;
-  run_engines({config, ranks, {}, specs}, [&](Engine& engine, Communicator& comm) {
+  const ToyJob job{config, ranks, {}, specs};
+  const CommStats stats = result_of(job, [&](Engine& engine, Communicator& comm) {
     run_step(engine);  // learns the order of gathers
     const Subscription watched = engine.device().observe([&](const WorkSpan& span) {
       if (span.name == "orthogonalize") orthogonalized += span.bytes;
@@ -149,10 +143,9 @@ StepCost cost_of_step(const std::string& optimizer, int stage, int ranks) {
     const CommStats before = comm.stats();
     run_step(engine);
     engine.hooks().finish_updates();
-    if (comm.rank() == 0) cost.comm = since(before, comm);
+    return since(before, comm);
   });
-  cost.orthogonalized = orthogonalized;
-  return cost;
+  return {orthogonalized, stats};
 }
 
 // Two ways of a rank's part of the directions, instead of a gather of all.

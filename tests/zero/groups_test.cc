@@ -112,8 +112,7 @@ struct Gathers {
 
 // Those of rank 0 in a step of two micro-steps, each of which uses every module twice.
 Gathers gathers_of(const Config& config, const HostOf& host_of) {
-  Gathers gathers;
-  run_engines({config, 4, host_of, two_matrices()}, [&](Engine& engine, Communicator& comm) {
+  return result_of({config, 4, host_of, two_matrices()}, [&](Engine& engine, Communicator& comm) {
     const Traffic traffic = traffic_of(comm, [&] {
       for (int micro = 0; micro < 2; ++micro) {
         for (const char* module : {"m", "n", "n", "m"}) visit(engine, module);
@@ -122,14 +121,13 @@ Gathers gathers_of(const Config& config, const HostOf& host_of) {
       }
       engine.step();
     });
-    if (comm.rank() != 0) return;
-    gathers.state_bytes = engine.model_state_bytes();
+    Gathers gathers{.elements = {}, .state_bytes = engine.model_state_bytes()};
     for (const auto& [group, bytes] : traffic) {
       if (!bytes.contains(Collective::all_gather)) continue;
       gathers.elements[group] = bytes.at(Collective::all_gather) / 2;
     }
+    return gathers;
   });
-  return gathers;
 }
 
 TEST(HpzTest, AllRanksMeetOnceForEachParameterAndStep) {

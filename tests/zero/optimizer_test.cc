@@ -101,15 +101,12 @@ TEST(CallerOptimizer, AnErrorOnOneRankIsAnErrorOnAllAndTheStepDoesNotCount) {
 
 // Elements that all_gather moves to refresh the parameters, in units of the model's size.
 double gathered_by_refresh(const std::string& optimizer) {
-  double gathered = 0;
-  const std::vector<ParameterSpec> specs = {{"w", {1 << 20}, "m"}};
-  run_engines({config_of(0, optimizer), 2, {}, specs}, [&](Engine& engine, Communicator& comm) {
+  const ToyJob job{config_of(0, optimizer), 2, {}, {{"w", {1 << 20}, "m"}}};
+  return result_of(job, [&](Engine& engine, Communicator& comm) {
     const CommStats before = comm.stats();
     engine.states().refresh_from_masters();
-    const int64_t elements = since(before, comm)[Collective::all_gather].elements;
-    if (comm.rank() == 0) gathered = static_cast<double>(elements) / (1 << 20);
+    return static_cast<double>(since(before, comm)[Collective::all_gather].elements) / (1 << 20);
   });
-  return gathered;
 }
 
 TEST(CallerOptimizer, ARefreshAtStage0GathersNothingTwice) {
@@ -147,7 +144,6 @@ Config config_of(const json& run) {
 // The parameters after all steps of the run, by an engine of two ranks whose gradients both are the
 // run's.
 std::vector<std::vector<float>> train(const json& run) {
-  std::vector<std::vector<float>> final;
   std::vector<ParameterSpec> specs;
   for (const json& shape : run["shapes"]) {
     specs.push_back({.name = "p" + std::to_string(specs.size()),
@@ -156,7 +152,8 @@ std::vector<std::vector<float>> train(const json& run) {
                      .use_muon = run["type"] == "Muon"});
   }
   const ParameterGroup group{"golden", run["settings"]["lr"], run["settings"]["weight_decay"]};
-  run_engines({config_of(run), 2, {}, specs, {group}}, [&](Engine& engine, Communicator& comm) {
+  const ToyJob job{config_of(run), 2, {}, specs, {group}};
+  return result_of(job, [&](Engine& engine, Communicator&) {
     engine.initialize_parameters([&](ParameterId id, int64_t begin, std::span<float> out) {
       const std::vector<float> values = run["initial"][static_cast<size_t>(id)];
       std::copy_n(values.begin() + begin, out.size(), out.begin());
@@ -170,12 +167,12 @@ std::vector<std::vector<float>> train(const json& run) {
       engine.end_micro_step();
       engine.step();
     }
-    if (comm.rank() != 0) return;
+    std::vector<std::vector<float>> final;
     for (const ParameterId id : parameters_of(engine)) {
       final.push_back(ToyModel::floats_of(engine.parameter(id)));
     }
+    return final;
   });
-  return final;
 }
 
 // Relative to the larger of the value and the typical size of the tensor: terms cancel.

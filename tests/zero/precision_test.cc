@@ -21,8 +21,7 @@ struct Outcome {
 using Micro = std::function<void(Engine&, Communicator&, int64_t step)>;
 
 Outcome train(const Config& config, const Micro& micro, int64_t steps = 4) {
-  Outcome outcome;
-  run_engines({config}, [&](Engine& engine, Communicator& comm) {
+  return result_of({config}, [&](Engine& engine, Communicator& comm) {
     Outcome own;
     for (int64_t step = 0; step < steps; ++step) {
       micro(engine, comm, step);
@@ -30,9 +29,8 @@ Outcome train(const Config& config, const Micro& micro, int64_t steps = 4) {
     }
     own.hash = engine.states().parameter_hash();
     own.progress = engine.states().progress();
-    if (comm.rank() == 0) outcome = own;
+    return own;
   });
-  return outcome;
 }
 
 void toy(Engine& engine, Communicator& comm, int64_t step) {

@@ -124,15 +124,22 @@ inline void run_engines(const ToyJob& job, const EngineBody& body) {
   });
 }
 
-// The same; returns the hash of the parameters after it.
-inline uint64_t hash_after(const ToyJob& job, const EngineBody& body) {
-  uint64_t hash = 0;
+// The same; returns what it gives on rank 0.
+template <typename Body>
+auto result_of(const ToyJob& job, const Body& body) {
+  std::invoke_result_t<Body, Engine&, Communicator&> result{};
   run_engines(job, [&](Engine& engine, Communicator& comm) {
-    body(engine, comm);
-    const uint64_t found = engine.states().parameter_hash();
-    if (comm.rank() == 0) hash = found;
+    auto own = body(engine, comm);
+    if (comm.rank() == 0) result = std::move(own);
   });
-  return hash;
+  return result;
+}
+// The hash of the parameters after it.
+inline uint64_t hash_after(const ToyJob& job, const EngineBody& body) {
+  return result_of(job, [&](Engine& engine, Communicator& comm) {
+    body(engine, comm);
+    return engine.states().parameter_hash();
+  });
 }
 
 // The text of the ConfigError with which the engines of a job are refused.
@@ -221,8 +228,7 @@ inline int64_t peak_bytes(Engine& engine, MemoryCategory category) {
 // Takes steps on all ranks; `step` runs a batch and its step.
 using EngineStep = std::function<StepResult(Engine&, Communicator&, int64_t step)>;
 inline ToyOutcome train_by(const ToyJob& job, int64_t steps, const EngineStep& step) {
-  ToyOutcome outcome;
-  run_engines(job, [&](Engine& engine, Communicator& comm) {
+  return result_of(job, [&](Engine& engine, Communicator& comm) {
     ToyOutcome own;
     for (int64_t i = 0; i < steps; ++i) {
       const double norm = step(engine, comm, i).grad_norm;
@@ -230,9 +236,8 @@ inline ToyOutcome train_by(const ToyJob& job, int64_t steps, const EngineStep& s
     }
     own.hash = engine.states().parameter_hash();
     own.skipped = engine.states().progress().skipped_steps;
-    if (comm.rank() == 0) outcome = own;
+    return own;
   });
-  return outcome;
 }
 
 inline ToyOutcome toy_train(const ToyJob& job, int64_t steps = 4, int64_t overflow_at = -1) {

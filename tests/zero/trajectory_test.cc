@@ -22,8 +22,8 @@ bool expert_is_rank_zeros(const std::string& module, int rank) {
 
 Outcome train(const Config& config, int ranks = 2,
               const ToyModel::UsesFunction& uses = ToyModel::everything) {
-  Outcome outcome;
-  run_engines({config, ranks, {}, ToyModel::specs()}, [&](Engine& engine, Communicator& comm) {
+  const ToyJob job{config, ranks, {}, ToyModel::specs()};
+  return result_of(job, [&](Engine& engine, Communicator& comm) {
     Outcome own;
     for (int64_t step = 0; step < kSteps; ++step) {
       for (int64_t micro = 0; micro < config.batch.accumulation_steps; ++micro) {
@@ -36,14 +36,12 @@ Outcome train(const Config& config, int ranks = 2,
     for (const ParameterId id : parameters_of(engine)) {
       own.parameters.push_back(ToyModel::full_values(engine, id));
     }
-    if (comm.rank() == 0) outcome = own;
+    return own;
   });
-  return outcome;
 }
 
 struct Moments {
-  std::vector<double> m;
-  std::vector<double> v;
+  std::vector<double> m, v;
 };
 
 void adamw(const ParameterGroup& group, int64_t step, double clip, const std::vector<double>& grad,
