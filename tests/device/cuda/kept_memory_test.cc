@@ -233,55 +233,45 @@ TEST_F(OutOfMemoryTest, AdviceLeavesOutWhatIsInForceAndCountsWhatIsAskedFor) {
 }
 
 TEST_F(OutOfMemoryTest, AdviceNamesTheNextSettingOfEachAndSaysTogetherOnlyWhereThatIsEnough) {
-  struct Case {
+  struct Need {
     MemorySettings settings;
     std::array<size_t, 3> held;  // MiB of states, gradients and parameters
     size_t asked;                // MiB
-    std::string advice;
   };
   const std::string none =
       "No setting makes enough room: use more ranks, a smaller model or a GPU with more memory";
   const std::string states = "zero_optimization.stage 1 on more ranks, or with offload_optimizer ";
-  for (const Case& c : std::vector<Case>{
+  for (const auto& [need, advice] : std::vector<std::pair<Need, std::string>>{
            // 1 MiB of gradients would not make up for 2 MiB.
-           {{},
-            {5, 1, 0},
-            4,
+           {{{}, {5, 1, 0}, 4},
             "Any of these can make room: " + states + "(acts on 5.0 MiB of optimizer)"},
-           {{.stage = 0},
-            {2, 1, 2},
-            4,
+           {{{.stage = 0}, {2, 1, 2}, 4},
             "Any of these can make room: " + states +
                 "(acts on 2.0 MiB of optimizer); zero_optimization.stage 2 (acts on 1.0 MiB of "
                 "gradients); zero_optimization.stage 3 (acts on 2.0 MiB of parameters)"},
-           {{.stage = 2},
-            {2, 1, 2},
-            4,
+           {{{.stage = 2}, {2, 1, 2}, 4},
             "Any of these can make room: offload_optimizer (acts on 3.0 MiB of optimizer and "
             "gradients); zero_optimization.stage 3 (acts on 2.0 MiB of parameters)"},
-           {{.stage = 3, .offload_optimizer = true},
-            {2, 1, 2},
-            4,
+           {{{.stage = 3, .offload_optimizer = true}, {2, 1, 2}, 4},
             "Any of these can make room: offload_param (acts on 2.0 MiB of parameters)"},
-           {{},
-            {3, 0, 2},
-            8,
+           {{{}, {3, 0, 2}, 8},
             "No setting frees enough by itself; together: " + states +
                 "(acts on 3.0 MiB of optimizer); zero_optimization.stage 3 (acts on 2.0 MiB of "
                 "parameters)"},
-           {{}, {3, 0, 2}, 9, none},
-           {{.stage = 3, .offload_optimizer = true, .offload_param = true}, {3, 0, 2}, 8, none}}) {
+           {{{}, {3, 0, 2}, 9}, none},
+           {{{.stage = 3, .offload_optimizer = true, .offload_param = true}, {3, 0, 2}, 8},
+            none}}) {
     fake_.reset();
     fake_.set_memory(8 * kMiB);
     CudaDevice device(0, 0);
-    device.use_memory_adviser(memory_adviser(c.settings));
+    device.use_memory_adviser(memory_adviser(need.settings));
     std::list<Buffer> held;
-    for (const auto& [nbytes, category] : {std::pair(c.held[0], MemoryCategory::optimizer),
-                                           std::pair(c.held[1], MemoryCategory::gradients),
-                                           std::pair(c.held[2], MemoryCategory::parameters)}) {
+    for (const auto& [nbytes, category] : {std::pair(need.held[0], MemoryCategory::optimizer),
+                                           std::pair(need.held[1], MemoryCategory::gradients),
+                                           std::pair(need.held[2], MemoryCategory::parameters)}) {
       if (nbytes > 0) held.push_back(device.allocate(nbytes * kMiB, category));
     }
-    EXPECT_THAT(error_of(device, c.asked * kMiB), EndsWith(c.advice));
+    EXPECT_THAT(error_of(device, need.asked * kMiB), EndsWith(advice));
   }
 }
 
