@@ -19,89 +19,82 @@ std::string last_lines_of_rank_1() {
 
 INSTANTIATE_TEST_SUITE_P(
     ByItself, JobTest,
-    ::testing::Values(
-        JobCase{"the code is the first failing rank's",
-                shell_ranks(3, "test $RANK = 1 && exit 7; exec sleep 1000"),
-                ended(7, HasAll("rank 1 of 3", EndsWith("failed with exit code 7\n")))},
-        JobCase{
-            "ranks that ignore SIGTERM end too",
-            shell_ranks(2,
-                        "test $RANK = 1 && { read line < $SCRATCH/fifo; exit 3; }; "
-                        "trap '' TERM; echo deaf > $SCRATCH/fifo; while :; do sleep 1000; done"),
-            ended(3)},
-        // Rank 0 speaks after rank 1.
-        JobCase{"last lines are the last thing printed",
-                shell_ranks(2,
-                            "test $RANK = 0 && { trap 'echo bye >&2; exit 0' TERM; "
-                            "echo ready > $SCRATCH/fifo; sleep 1000 & wait; }; "
-                            "read line < $SCRATCH/fifo; "
-                            "for i in $(seq 30); do echo line $i >&2; done; exit 1"),
-                ended(1, HasAll(last_lines_of_rank_1(), EndsWith("failed with exit code 1\n")))},
-        JobCase{
-            "last lines in view are not repeated",
-            shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo one >&2; echo two >&2; exit 1"),
-            ended(1, StartsWith("[rank 1] one\n[rank 1] two\n[zerorun] error: rank 1 of 2"))},
-        JobCase{"without standard error the last lines are standard output's",
-                shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo only on stdout; exit 1",
-                            {"--log_dir", "$SCRATCH"}),
-                ended(1, StartsWith("[zerorun] last lines of rank 1:\n  only on stdout\n"))},
-        JobCase{"a wrong option of the program is explained",
-                shell_ranks(2,
-                            "echo 'x.py: error: unrecognized arguments: --local_rank=0' >&2; "
-                            "exit 2"),
-                ended(2, HasSubstr("likely cause: the program does not take --local_rank=N"))},
-        JobCase{"noticed when the parent ignored its children",
-                after({"env", "--ignore-signal=CHLD"}, shell_ranks(1, "exit 5")), ended(5)},
-        JobCase{
-            "a recorded exception is part of the report",
-            shell_ranks(1,
-                        "echo '{\"message\": {\"message\": \"ValueError: nine\", \"extraInfo\": "
-                        "{\"py_callstack\": \"at line 3\"}}}' > $TORCHELASTIC_ERROR_FILE; "
-                        "exit 1"),
-            ended(1, HasSubstr("[zerorun] exception of rank 0: ValueError: nine\nat line 3\n"))},
-        JobCase{
-            "daemons of ranks that succeeded do not survive",
-            shell_ranks(2, "sleep 1000 & (setsid sleep 1000 &); exit 0", {"--grace_period", "0.5"}),
-            ended(0, HasAll("[zerorun] the ranks on " + host_name(),
-                            "left processes behind; they have 0.5 s to end: sleep (pid",
-                            EndsWith("have left behind has not ended and is killed\n")))},
-        JobCase{"what a rank has left behind may finish",
-                shell_ranks(1,
-                            "(read line < $SCRATCH/fifo; echo uploaded) & "
-                            "(sleep 0.6; echo go > $SCRATCH/fifo) & exit 0"),
-                ended(0, Not(HasSubstr("killed")), "uploaded\n")},
-        // Rank 1 fails once rank 0 has said its line, which would end with it.
-        JobCase{
-            "a failed job starts anew as often as it may",
-            shell_ranks(2,
-                        "said=$SCRATCH/said$TORCHELASTIC_RESTART_COUNT; "
-                        "echo $RANK $TORCHELASTIC_RESTART_COUNT $ZERORUN_RESTART_REASON; "
-                        "if test $RANK = 0; then echo > $said; exec sleep 1000; fi; "
-                        "until test -e $said; do sleep 0.01; done; exit 4",
-                        {"--max_restarts", "1"}),
-            ended(4, HasAll("restart 1 of 1: rank 1 on ", EndsWith("failed with exit code 4\n")),
-                  HasAll("0 0\n", "0 1 rank 1 on "))},
-        JobCase{
-            "a full disk under standard output is said once and the job goes on",
-            after({"sh", "-c", "exec \"$@\" > /dev/full", "sh"},
-                  shell_ranks(2, "for i in 1 2 3; do echo $i; done; echo done >&2")),
-            ended(0, HasAll("[rank 1] done\n", "output cannot be written (No space left on device)",
-                            Not(ContainsRegex("cannot be written.*cannot be written"))))},
-        JobCase{"a request to end is no failure",
-                shell_ranks(1, "echo ready; exec sleep 1000", {"--max_restarts", "5"}),
-                ended(128 + SIGTERM, Not(HasSubstr("restart"))), 1, SIGTERM},
-        JobCase{"the grace period ends deaf ranks",
-                shell_ranks(2, "trap '' INT TERM HUP; echo ready; while :; do sleep 1000; done",
-                            {"--grace_period", "0.1"}),
-                ended(128 + SIGTERM,
-                      HasSubstr("not all ranks have ended within 0.1 s: they are killed")),
-                2, SIGTERM},
-        JobCase{"SIGTERM spares the workers of a rank that saves",
-                shell_ranks(1,
-                            "exec 3<>$SCRATCH/fifo; sh -c 'read line <&3' & worker=$!; "
-                            "trap 'echo go >&3; wait $worker; echo worker $?; exit' TERM; "
-                            "echo ready; wait"),
-                ended(128 + SIGTERM, ::testing::_, "worker 0\n"), 1, SIGTERM}));
+    ::testing::ValuesIn(std::to_array<JobCase>(
+        {{"the code is the first failing rank's",
+          shell_ranks(3, "test $RANK = 1 && exit 7; exec sleep 1000"),
+          ended(7, HasAll("rank 1 of 3", EndsWith("failed with exit code 7\n")))},
+         {"ranks that ignore SIGTERM end too",
+          shell_ranks(2,
+                      "test $RANK = 1 && { read line < $SCRATCH/fifo; exit 3; }; "
+                      "trap '' TERM; echo deaf > $SCRATCH/fifo; while :; do sleep 1000; done"),
+          ended(3)},
+         // Rank 0 speaks after rank 1.
+         {"last lines are the last thing printed",
+          shell_ranks(2,
+                      "test $RANK = 0 && { trap 'echo bye >&2; exit 0' TERM; "
+                      "echo ready > $SCRATCH/fifo; sleep 1000 & wait; }; "
+                      "read line < $SCRATCH/fifo; "
+                      "for i in $(seq 30); do echo line $i >&2; done; exit 1"),
+          ended(1, HasAll(last_lines_of_rank_1(), EndsWith("failed with exit code 1\n")))},
+         {"last lines in view are not repeated",
+          shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo one >&2; echo two >&2; exit 1"),
+          ended(1, StartsWith("[rank 1] one\n[rank 1] two\n[zerorun] error: rank 1 of 2"))},
+         {"without standard error the last lines are standard output's",
+          shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo only on stdout; exit 1",
+                      {"--log_dir", "$SCRATCH"}),
+          ended(1, StartsWith("[zerorun] last lines of rank 1:\n  only on stdout\n"))},
+         {"a wrong option of the program is explained",
+          shell_ranks(2,
+                      "echo 'x.py: error: unrecognized arguments: --local_rank=0' >&2; "
+                      "exit 2"),
+          ended(2, HasSubstr("likely cause: the program does not take --local_rank=N"))},
+         {"noticed when the parent ignored its children",
+          after({"env", "--ignore-signal=CHLD"}, shell_ranks(1, "exit 5")), ended(5)},
+         {"a recorded exception is part of the report",
+          shell_ranks(1,
+                      "echo '{\"message\": {\"message\": \"ValueError: nine\", \"extraInfo\": "
+                      "{\"py_callstack\": \"at line 3\"}}}' > $TORCHELASTIC_ERROR_FILE; "
+                      "exit 1"),
+          ended(1, HasSubstr("[zerorun] exception of rank 0: ValueError: nine\nat line 3\n"))},
+         {"daemons of ranks that succeeded do not survive",
+          shell_ranks(2, "sleep 1000 & (setsid sleep 1000 &); exit 0", {"--grace_period", "0.5"}),
+          ended(0, HasAll("[zerorun] the ranks on " + host_name(),
+                          "left processes behind; they have 0.5 s to end: sleep (pid",
+                          EndsWith("have left behind has not ended and is killed\n")))},
+         {"what a rank has left behind may finish",
+          shell_ranks(1,
+                      "(read line < $SCRATCH/fifo; echo uploaded) & "
+                      "(sleep 0.6; echo go > $SCRATCH/fifo) & exit 0"),
+          ended(0, Not(HasSubstr("killed")), "uploaded\n")},
+         // Rank 1 fails once rank 0 has said its line, which would end with it.
+         {"a failed job starts anew as often as it may",
+          shell_ranks(2,
+                      "said=$SCRATCH/said$TORCHELASTIC_RESTART_COUNT; "
+                      "echo $RANK $TORCHELASTIC_RESTART_COUNT $ZERORUN_RESTART_REASON; "
+                      "if test $RANK = 0; then echo > $said; exec sleep 1000; fi; "
+                      "until test -e $said; do sleep 0.01; done; exit 4",
+                      {"--max_restarts", "1"}),
+          ended(4, HasAll("restart 1 of 1: rank 1 on ", EndsWith("failed with exit code 4\n")),
+                HasAll("0 0\n", "0 1 rank 1 on "))},
+         {"a full disk under standard output is said once and the job goes on",
+          after({"sh", "-c", "exec \"$@\" > /dev/full", "sh"},
+                shell_ranks(2, "for i in 1 2 3; do echo $i; done; echo done >&2")),
+          ended(0, HasAll("[rank 1] done\n", "output cannot be written (No space left on device)",
+                          Not(ContainsRegex("cannot be written.*cannot be written"))))},
+         {"a request to end is no failure",
+          shell_ranks(1, "echo ready; exec sleep 1000", {"--max_restarts", "5"}),
+          ended(128 + SIGTERM, Not(HasSubstr("restart"))), 1, SIGTERM},
+         {"the grace period ends deaf ranks",
+          shell_ranks(2, "trap '' INT TERM HUP; echo ready; while :; do sleep 1000; done",
+                      {"--grace_period", "0.1"}),
+          ended(128 + SIGTERM, HasSubstr("not all ranks have ended within 0.1 s: they are killed")),
+          2, SIGTERM},
+         {"SIGTERM spares the workers of a rank that saves",
+          shell_ranks(1,
+                      "exec 3<>$SCRATCH/fifo; sh -c 'read line <&3' & worker=$!; "
+                      "trap 'echo go >&3; wait $worker; echo worker $?; exit' TERM; "
+                      "echo ready; wait"),
+          ended(128 + SIGTERM, ::testing::_, "worker 0\n"), 1, SIGTERM}})));
 
 // Ranks do this on a request to end, and say "ready" when they can.
 std::string on_request(const std::string& action) {
