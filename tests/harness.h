@@ -40,13 +40,13 @@ inline HostOf hosts_of(std::string letters) {
 
 inline CommunicatorOptions options_of_rank(
     int rank, int world_size, std::shared_ptr<Store> store,
-    std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
-  CommunicatorOptions options;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.store = std::move(store);
-  options.timeout = timeout;
-  return options;
+    std::chrono::milliseconds timeout = std::chrono::seconds(30),
+    std::shared_ptr<Device> device = nullptr) {
+  return {.rank = rank,
+          .world_size = world_size,
+          .store = std::move(store),
+          .timeout = timeout,
+          .device = std::move(device)};
 }
 
 // Ranks that are threads, on hosts; without `host_of` all are on one.

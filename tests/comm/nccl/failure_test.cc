@@ -284,8 +284,8 @@ TEST_F(NcclFailureTest, AnyErrorOfTheWatcherIsOneOfTheCollective) {
 
 TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
   fake_.set_devices(1);
-  CommunicatorOptions options = options_of_rank(0, 2, make_memory_store(), milliseconds(50));
-  options.device = std::make_shared<CudaDevice>(0, 0);
+  const CommunicatorOptions options = options_of_rank(0, 2, make_memory_store(), milliseconds(50),
+                                                      std::make_shared<CudaDevice>(0, 0));
   EXPECT_THROW(make_nccl_communicator(options), CommError);
 }
 

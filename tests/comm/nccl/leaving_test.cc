@@ -64,13 +64,10 @@ struct NcclLeavingTest : FakeCudaTest {
 
   // Rank 0 has the only reference to its store.
   CommunicatorOptions options_of(int rank) {
-    CommunicatorOptions options =
-        options_of_rank(rank, 2,
-                        rank == 0 ? std::move(server_)
-                                  : std::make_shared<CountingStore>(make_tcp_store(tcp_), vain_),
-                        kDeadline);
-    options.device = std::make_shared<CudaDevice>(rank, 0);
-    return options;
+    auto store = rank == 0 ? std::move(server_)
+                           : std::make_shared<CountingStore>(make_tcp_store(tcp_), vain_);
+    return options_of_rank(rank, 2, std::move(store), kDeadline,
+                           std::make_shared<CudaDevice>(rank, 0));
   }
 
   // Two ranks that have met. What they get is theirs to end.
@@ -179,8 +176,8 @@ struct NcclJoiningTest : NcclTest {
     const auto store = make_memory_store();
     std::vector<std::string> errors(static_cast<size_t>(ranks));
     run_threads(ranks, [&](int rank) {
-      CommunicatorOptions options = options_of_rank(rank, ranks, store, kDeadline);
-      options.device = std::make_shared<CudaDevice>(rank, 0);
+      const CommunicatorOptions options =
+          options_of_rank(rank, ranks, store, kDeadline, std::make_shared<CudaDevice>(rank, 0));
       errors[static_cast<size_t>(rank)] =
           error_of<CommError>([&] { make_nccl_communicator(options); });
     });

@@ -182,10 +182,9 @@ using LaunchOrderTest = LateCudaTest<200>;
 
 TEST_F(LaunchOrderTest, KernelsOfTwoCommunicatorsAreInOneOrder) {
   const auto run_lanes = [](int rank, const std::shared_ptr<Store>& store) {
-    CommunicatorOptions options = options_of_rank(rank, 2, store, std::chrono::seconds(20));
     const auto device = std::make_shared<CudaDevice>(rank, 0);
-    options.device = device;
-    const auto comm = make_nccl_communicator(options);
+    const auto comm =
+        make_nccl_communicator(options_of_rank(rank, 2, store, std::chrono::seconds(20), device));
     Communicator& lane = comm->second_lane("gathers");
     const auto reductions = device->make_stream("reductions");
     const auto gathers = device->make_stream("gathers");

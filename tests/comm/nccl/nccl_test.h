@@ -14,11 +14,10 @@ struct NcclTest : FakeCudaTest {
     fake_.set_devices(world_size);
     const auto store = store_ ? store_ : make_memory_store();
     run_threads(world_size, [&](int rank) {
-      CommunicatorOptions options = options_of_rank(rank, world_size, store, timeout);
       const auto device = std::make_shared<CudaDevice>(rank, 0);
       device->use_inline_stream(nullptr);  // the default stream of the rank's device, as PyTorch's
-      options.device = device;
-      const auto communicator = make_nccl_communicator(options);
+      const auto communicator =
+          make_nccl_communicator(options_of_rank(rank, world_size, store, timeout, device));
       body(*communicator, *device);
     });
   }

@@ -44,11 +44,8 @@ std::shared_ptr<CudaDevice> make_device(int index, int rank, const std::shared_p
 struct Rank {
   Rank(Where where, int rank, const std::shared_ptr<Store>& store)
       : device(make_device(where == Where::nccl ? rank : 0, rank, store)) {
-    const CommunicatorOptions options{.rank = rank,
-                                      .world_size = kRanks,
-                                      .store = store,
-                                      .timeout = FailingCalls::kDeadline,
-                                      .device = device};
+    const CommunicatorOptions options =
+        options_of_rank(rank, kRanks, store, FailingCalls::kDeadline, device);
     comm = where == Where::nccl ? make_nccl_communicator(options)
                                 : make_host_staged_communicator(options);
   }
@@ -340,18 +337,16 @@ TEST_F(FailedGatherMemoryTest, AnErrorAfterTheLastGatherIsSaidWhenTheEngineEnds)
   std::barrier<> both(2);
   ::testing::internal::CaptureStderr();
   run_threads(2, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = 2, .store = store};
-    options.timeout = std::chrono::milliseconds(300);
-    options.device = std::make_shared<CudaDevice>(rank, 0);
-    auto comm = make_nccl_communicator(options);
-    auto engine =
-        Engine::create(config_of(0), *options.device, *comm, wide_specs(), ToyModel::groups());
+    const auto device = std::make_shared<CudaDevice>(rank, 0);
+    auto comm = make_nccl_communicator(
+        options_of_rank(rank, 2, store, std::chrono::milliseconds(300), device));
+    auto engine = Engine::create(config_of(0), *device, *comm, wide_specs(), ToyModel::groups());
     fill_with_ids(*engine);
     both.arrive_and_wait();
     if (rank == 0) {
       engine->gather(engine->module_id("a"));  // the peer never comes
       engine->release(engine->module_id("a"));
-      cudaStreamSynchronize(cuda_stream(options.device->inline_stream()).handle());
+      cudaStreamSynchronize(cuda_stream(device->inline_stream()).handle());
       engine.reset();
       comm.reset();
     }
