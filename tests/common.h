@@ -68,6 +68,8 @@ std::string build();  // the build's
 
 namespace zerorun {
 
+using namespace std::chrono_literals;
+
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Contains;

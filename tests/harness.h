@@ -38,10 +38,9 @@ inline HostOf hosts_of(std::string letters) {
   return [=](int rank) { return letters.substr(static_cast<size_t>(rank), 1); };
 }
 
-inline CommunicatorOptions options_of_rank(
-    int rank, int world_size, std::shared_ptr<Store> store,
-    std::chrono::milliseconds timeout = std::chrono::seconds(30),
-    std::shared_ptr<Device> device = nullptr) {
+inline CommunicatorOptions options_of_rank(int rank, int world_size, std::shared_ptr<Store> store,
+                                           std::chrono::milliseconds timeout = 30s,
+                                           std::shared_ptr<Device> device = nullptr) {
   return {.rank = rank,
           .world_size = world_size,
           .store = std::move(store),
@@ -53,7 +52,7 @@ inline CommunicatorOptions options_of_rank(
 struct World {
   int ranks = 1;
   HostOf host_of{};
-  std::chrono::milliseconds timeout = std::chrono::seconds(30);
+  std::chrono::milliseconds timeout = 30s;
 };
 
 // The same with a communicator of all of them.

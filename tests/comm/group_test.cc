@@ -48,7 +48,7 @@ TEST(GroupTest, ARankThatLeavesEndsTheWaitsOfEveryGroupByName) {
       // that is there already says nothing of rank 0's wait.
       if (world.rank() == 0) begun.count_down();
       begun.wait();
-      if (world.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      if (world.rank() != 0) std::this_thread::sleep_for(50ms);
       Communicator& waits = world.rank() == 2 ? *grid.row : *grid.column;
       const auto of_rank_3 = HasAll(
           "rank 3", "left", AnyOf(HasSubstr("'row 1: step 7'"), HasSubstr("'column 1: step 7'")));
@@ -85,7 +85,7 @@ TEST(GroupTest, AnAbortEndsTheWaitsInOtherGroups) {
 
 TEST(GroupTest, ADeadlineNamesTheGroupAndTheRanksOfTheJob) {
   std::latch told(1);
-  run_ranks({.ranks = 4, .timeout = std::chrono::seconds(2)}, [&](Communicator& world) {
+  run_ranks({.ranks = 4, .timeout = 2s}, [&](Communicator& world) {
     const Grid grid(world);
     barrier(*grid.row, "step 6");
     const auto of_row_1 =
@@ -121,7 +121,7 @@ void expect_told_of(int killed, bool has_store, Processes& ranks) {
 
 TEST(GroupTest, AKilledProcessEndsTheWaitsOfEveryGroupByName) {
   for (const auto& [host_of, killed] : each(kLayouts, std::array{3, 0})) {
-    Processes ranks({.ranks = 4, .host_of = host_of, .timeout = std::chrono::seconds(60)},
+    Processes ranks({.ranks = 4, .host_of = host_of, .timeout = 60s},
                     [](Communicator& world, Shared& shared) -> std::string {
                       const Grid grid(world);
                       while (true) {
@@ -190,10 +190,9 @@ void split_down(Communicator& parent, unsigned seed, int depth) {
 
 TEST(SplitTest, GroupsOfGroupsAreThoseThatColorsAndKeysSay) {
   for (const HostOf& host_of : kLayoutsOfSix) {
-    run_ranks({.ranks = kRanks, .host_of = host_of, .timeout = std::chrono::seconds(60)},
-              [](Communicator& world) {
-                for (unsigned seed = 1; seed <= 6; ++seed) split_down(world, seed, 3);
-              });
+    run_ranks({.ranks = kRanks, .host_of = host_of, .timeout = 60s}, [](Communicator& world) {
+      for (unsigned seed = 1; seed <= 6; ++seed) split_down(world, seed, 3);
+    });
   }
 }
 
@@ -205,24 +204,23 @@ struct Held {
 
 TEST(SplitTest, GroupsThatEndLeaveNothing) {
   for (const HostOf& host_of : kLayoutsOfSix) {
-    run_ranks({.ranks = 4, .host_of = host_of, .timeout = std::chrono::seconds(60)},
-              [](Communicator& world) {
-                Held before;
-                for (int round = 0; round < 12; ++round) {
-                  barrier(world, "");
-                  if (round == 2) before = Held();
-                  barrier(world, "");
-                  const auto half = world.split(world.rank() % 2, 0, "half");
-                  gathered(*half, 0);
-                  half->split(0, -half->rank(), "half of it")->barrier(*make_inline_stream(), "");
-                }
-                barrier(world, "");
-                const Held after;
-                EXPECT_LE(after.descriptors, before.descriptors + 8);
-                EXPECT_LE(after.threads, before.threads + 4);
-                EXPECT_LE(after.memory, before.memory);
-                barrier(world, "");
-              });
+    run_ranks({.ranks = 4, .host_of = host_of, .timeout = 60s}, [](Communicator& world) {
+      Held before;
+      for (int round = 0; round < 12; ++round) {
+        barrier(world, "");
+        if (round == 2) before = Held();
+        barrier(world, "");
+        const auto half = world.split(world.rank() % 2, 0, "half");
+        gathered(*half, 0);
+        half->split(0, -half->rank(), "half of it")->barrier(*make_inline_stream(), "");
+      }
+      barrier(world, "");
+      const Held after;
+      EXPECT_LE(after.descriptors, before.descriptors + 8);
+      EXPECT_LE(after.threads, before.threads + 4);
+      EXPECT_LE(after.memory, before.memory);
+      barrier(world, "");
+    });
   }
 }
 

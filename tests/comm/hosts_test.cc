@@ -176,7 +176,7 @@ TEST(HostsTest, ARankThatDoesNotJoinIsNamed) {
 using Clock = std::chrono::steady_clock;
 
 // Far beyond what a peer's error takes: only a lost one reaches it.
-constexpr std::chrono::seconds kTimeout{60};
+constexpr auto kTimeout = 60s;
 
 CommunicatorOptions options_of(int rank, int world_size, std::shared_ptr<Store> store) {
   CommunicatorOptions options = options_of_rank(rank, world_size, std::move(store), kTimeout);
@@ -237,7 +237,7 @@ TEST(Connecting, ARankThatFailsAfterItHasToldItsAddressIsHeard) {
 
 TEST(Connecting, AConnectionThatIsWaitedForTooLongIsAnErrorThatNamesThePeer) {
   CommunicatorOptions common = options_of(0, 2, make_memory_store());
-  common.timeout = std::chrono::milliseconds(300);
+  common.timeout = 300ms;
   const GroupOptions options(common);
   const Topology topology({"a", "b"});
   hierarchical::Connecting connecting(options, topology);

@@ -10,7 +10,7 @@ namespace zerorun::testing::stall_test {
 namespace {
 
 constexpr int kRanks = 4;
-constexpr std::chrono::seconds kTimeout{3};
+constexpr auto kTimeout = 3s;
 
 struct StallTest : ::testing::Test {
   void SetUp() override { setenv("ZERORUN_STALL_FILE", file_.c_str(), 1); }
@@ -76,7 +76,7 @@ TEST_F(StallTest, ARankThatWasStoppedIsSaidToBe) {
 TEST_F(StallTest, OneOfTheRanksOfAHostThatWaitSaysItForAll) {
   ::testing::internal::CaptureStderr();
   Processes ranks(kRanks, [](Communicator& communicator, Shared&) -> std::string {
-    if (communicator.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(10500));
+    if (communicator.rank() == 3) std::this_thread::sleep_for(10500ms);
     barrier(communicator, "late");
     return "came";
   });

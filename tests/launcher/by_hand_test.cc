@@ -11,9 +11,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Words = std::vector<std::string>;
 
-constexpr std::chrono::seconds kAlone{10};  // how long nobody is left without a word, or an end
+constexpr auto kAlone = 10s;  // how long nobody is left without a word, or an end
 
-Deadline soon() { return Clock::now() + std::chrono::seconds(30); }
+Deadline soon() { return Clock::now() + 30s; }
 
 struct ByHand : ::testing::Test {
   LauncherProcess start(int node_rank, int hosts, const Words& program = {"true"},
@@ -185,7 +185,7 @@ TEST_F(OtherEndpoint, ThatClosesConnectionsAtOnceIsNotAskedWithoutPause) {
   const auto begin = Clock::now();
   constexpr int kTimes = 5;
   for (int i = 0; i < kTimes; ++i) accepted(listener_);
-  EXPECT_GE(Clock::now() - begin, kTimes * std::chrono::milliseconds(100));
+  EXPECT_GE(Clock::now() - begin, kTimes * 100ms);
 }
 
 // A coordinator that ends before the job has begun may be started again.

@@ -246,7 +246,7 @@ TEST_F(TwoHosts, StartedByHandCtrlCOnAnyHostLetsAllRanksSave) {
         EXPECT_EQ(hosts[host]->read_line(), "ready");
       }
     }
-    if (done) std::this_thread::sleep_for(std::chrono::milliseconds(500));  // for its ranks
+    if (done) std::this_thread::sleep_for(500ms);  // for its ranks
     for (const size_t host : asked) kill(hosts[host]->pid(), SIGINT);
     for (const size_t host : {0, 1}) {
       EXPECT_EQ(hosts[host]->wait(), 128 + SIGINT);
@@ -284,7 +284,7 @@ TEST_F(TwoHosts, DifferentProgramsAreAnError) {
 
 TEST_F(TwoHosts, AHostThatDoesNotComeIsNamedAndAnUnauthenticatedClientIsNotLetIn) {
   LauncherProcess first = start_by_hand(0, "exec sleep 1000", {"--rdzv_conf", "join_timeout=2"});
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + 30s;
   const FileDescriptor unknown = connect_to("127.0.0.1", port_, deadline);
   send_frame(unknown, ControlMessage("join").add("program", "x").add("token", "wrong").encode(),
              deadline);

@@ -91,7 +91,7 @@ TEST(Options, OfTorchrunAreRead) {
   EXPECT_EQ(options.output.redirects, "3");
   EXPECT_EQ(options.output.tee, "0:1,1:2");
   EXPECT_THAT(options.output.shown_ranks, ElementsAre(0, 1));
-  EXPECT_EQ(options.grace_period, std::chrono::seconds(3));
+  EXPECT_EQ(options.grace_period, 3s);
   EXPECT_TRUE(options.program.module);
   EXPECT_EQ(options.program.name, "pkg.mod");
   EXPECT_THAT(options.notes,

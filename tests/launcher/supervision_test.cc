@@ -145,10 +145,10 @@ constexpr size_t kFamilySize = 2 * 3 + 2;
 // The processes of a family. One that is in exec shows no environment to be known by, so this waits
 // until all are there.
 std::vector<pid_t> family_of(const LauncherProcess& job) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto deadline = std::chrono::steady_clock::now() + 10s;
   std::vector<pid_t> members = job.members();
   while (members.size() < kFamilySize && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(1ms);
     members = job.members();
   }
   EXPECT_THAT(members, SizeIs(kFamilySize));

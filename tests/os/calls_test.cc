@@ -13,7 +13,7 @@ namespace {
 // Ranks and launchers use it, and say themselves who is at the other end.
 TEST(SocketTest, ErrorsNameTheAddressAndNoRank) {
   const Listener silent = reserve_port("127.0.0.1", 0);
-  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(20); };
+  const auto soon = [] { return std::chrono::steady_clock::now() + 20ms; };
   for (const Absence absence : {Absence::gone, Absence::not_yet}) {
     EXPECT_ERROR(connect_to("127.0.0.1", silent.port, soon(), absence),
                  fmt::format("127.0.0.1 port {}", silent.port), Not(HasSubstr("rank")));

@@ -8,11 +8,8 @@
 namespace zerorun::testing::nccl_real_group {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
 struct RealNcclGroup : ::testing::TestWithParam<int> {
-  GroupOptions options_of(int rank, milliseconds timeout = seconds(60)) {
+  GroupOptions options_of(int rank, std::chrono::milliseconds timeout = 60s) {
     return GroupOptions(options_of_rank(rank, GetParam(), store_, timeout));
   }
 

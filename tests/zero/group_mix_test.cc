@@ -132,8 +132,7 @@ Mixture Draws::on_hosts() {
 
 // A gradient that is not finite on one rank only in one step.
 ToyOutcome train(const Config& config, int ranks, const HostOf& host_of) {
-  const ToyJob job{
-      .config = config, .ranks = ranks, .host_of = host_of, .limit = std::chrono::seconds(60)};
+  const ToyJob job{.config = config, .ranks = ranks, .host_of = host_of, .limit = 60s};
   return train_by(job, 4, [&](Engine& engine, Communicator& comm, int64_t step) {
     return toy_step(engine, comm, config, step, step == 1 && comm.rank() == ranks - 1);
   });

@@ -97,7 +97,7 @@ struct ToyJob {
   HostOf host_of{};
   std::vector<ParameterSpec> specs = toy_specs();
   std::vector<ParameterGroup> groups = ToyModel::groups();
-  std::chrono::milliseconds limit = std::chrono::seconds(30);  // of a wait for peers
+  std::chrono::milliseconds limit = 30s;  // of a wait for peers
   Connect connect = connect_on_cpu;
 };
 

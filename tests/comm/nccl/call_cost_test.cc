@@ -42,7 +42,7 @@ struct NcclCallCostTest : testing::NcclTest {
   // One rank that communicates through NCCL all the same, on streams that do their work at once.
   void on_one_rank(const Body& body) {
     fake_.set_inline_streams(true);
-    on_ranks(1, std::chrono::seconds(60), [&](Communicator& comm, CudaDevice& device) {
+    on_ranks(1, 60s, [&](Communicator& comm, CudaDevice& device) {
       const std::unique_ptr<Stream> stream = device.make_stream("inline");
       device.use_inline_stream(cuda_stream(*stream).handle());
       body(comm, device);

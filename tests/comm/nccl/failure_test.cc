@@ -11,11 +11,8 @@
 namespace zerorun::testing {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-constexpr seconds kDeadline{60};
-constexpr seconds kSoon{20};
+constexpr auto kDeadline = 60s;
+constexpr auto kSoon = 20s;
 
 struct NcclFailureTest : NcclTest {
   // What a rank does with its stream.
@@ -51,7 +48,7 @@ std::string error_of_wait(Communicator& communicator, Stream& stream) {
 
 // Memory may have to wait for a GPU that waits for a peer, which only an abort can end.
 TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemory) {
-  on_ranks(2, seconds(20), [&](Communicator& communicator, CudaDevice& device) {
+  on_ranks(2, 20s, [&](Communicator& communicator, CudaDevice& device) {
     if (communicator.rank() == 1) {
       EXPECT_THROW(communicator.allocate(1024, Sharing::per_rank), CommError);
       return;
@@ -70,7 +67,7 @@ TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemory) {
 // As freeing memory may have to.
 TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemoryThatGoes) {
   std::barrier both(2);
-  on_ranks(2, seconds(2), [&](Communicator& communicator, CudaDevice& device) {
+  on_ranks(2, 2s, [&](Communicator& communicator, CudaDevice& device) {
     std::optional<Buffer> memory = communicator.allocate(1024, Sharing::per_rank);
     communicator.barrier(device.inline_stream(), "start").synchronize();
     if (communicator.rank() == 0) {
@@ -124,7 +121,7 @@ TEST_F(NcclFailureTest, AnAbortLetsACallReturnFirst) {
     fake_.before("ncclAllReduce", [&] {
       made.open();
       // An abort that does not wait comes at once.
-      const auto until = std::chrono::steady_clock::now() + milliseconds(200);
+      const auto until = std::chrono::steady_clock::now() + 200ms;
       while (fake_.counts()["ncclCommAbort"] == 0 && std::chrono::steady_clock::now() < until) {
         std::this_thread::yield();
       }
@@ -140,7 +137,7 @@ TEST_F(NcclFailureTest, AnAbortLetsACallReturnFirst) {
 
 TEST_F(NcclFailureTest, TheDeadlineEndsACallThatWaitsForPeers) {
   std::barrier both(2);
-  on_ranks(2, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
+  on_ranks(2, 300ms, [&](Communicator& communicator, CudaDevice& device) {
     if (communicator.rank() == 0) {
       EXPECT_ERROR(communicator.barrier(device.inline_stream(), "bucket 7"), "barrier 'bucket 7'");
     }
@@ -150,13 +147,13 @@ TEST_F(NcclFailureTest, TheDeadlineEndsACallThatWaitsForPeers) {
 
 // A thread that frees memory waits for all streams, and calls of others for it.
 TEST_F(NcclFailureTest, TheDeadlineEndsACallWhileCudaAnswersNobody) {
-  on_two(milliseconds(300), [&](Communicator& communicator, CudaDevice&, Stream& stream) {
+  on_two(300ms, [&](Communicator& communicator, CudaDevice&, Stream& stream) {
     const Event done = communicator.barrier(stream, "bucket 7");
     fake_.hold_calls();
     const auto begin = std::chrono::steady_clock::now();
     while (fake_.counts()["ncclCommAbort"] == 0 &&
            std::chrono::steady_clock::now() - begin < kSoon) {
-      std::this_thread::sleep_for(milliseconds(1));
+      std::this_thread::sleep_for(1ms);
     }
     EXPECT_GT(fake_.counts()["ncclCommAbort"], 0);
     fake_.let_calls_go();
@@ -166,7 +163,7 @@ TEST_F(NcclFailureTest, TheDeadlineEndsACallWhileCudaAnswersNobody) {
 
 // A rank's computation before a collective makes nobody wait for it.
 TEST_F(NcclFailureTest, QueuedWorkBeforeACollectiveIsNoDelay) {
-  constexpr milliseconds kTimeout{500};
+  constexpr auto kTimeout = 500ms;
   const Part work = [&](Communicator& communicator, CudaDevice& device, Stream& stream) {
     {
       const CurrentDevice current(device.index());
@@ -284,8 +281,8 @@ TEST_F(NcclFailureTest, AnyErrorOfTheWatcherIsOneOfTheCollective) {
 
 TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
   fake_.set_devices(1);
-  const CommunicatorOptions options = options_of_rank(0, 2, make_memory_store(), milliseconds(50),
-                                                      std::make_shared<CudaDevice>(0, 0));
+  const CommunicatorOptions options =
+      options_of_rank(0, 2, make_memory_store(), 50ms, std::make_shared<CudaDevice>(0, 0));
   EXPECT_THROW(make_nccl_communicator(options), CommError);
 }
 
@@ -309,7 +306,7 @@ TEST_F(NcclFailureTest, AnErrorWithinAGroupEndsTheGroupAndNamesIt) {
   for (const std::string name : {"ncclGroupStart", "ncclAllGather", "ncclGroupEnd"}) {
     fake_.reset();
     fake_.fail(name, 0, ncclSystemError);
-    on_ranks(2, milliseconds(500), [&](Communicator& communicator, CudaDevice& device) {
+    on_ranks(2, 500ms, [&](Communicator& communicator, CudaDevice& device) {
       EXPECT_ERROR_OF(CommError, gather_three(communicator, device), "bucket 0", "and 2 more")
           << name;
     });
@@ -320,7 +317,7 @@ TEST_F(NcclFailureTest, AnErrorWithinAGroupEndsTheGroupAndNamesIt) {
 }
 
 TEST_F(NcclFailureTest, ReducesWithoutCopiesWhereDtypesAgree) {
-  on_ranks(2, seconds(10), [&](Communicator& communicator, CudaDevice& device) {
+  on_ranks(2, 10s, [&](Communicator& communicator, CudaDevice& device) {
     Stream& stream = device.inline_stream();
     const Buffer full = *communicator.allocate(1024, Sharing::per_rank);
     const Buffer part = device.allocate(1024, MemoryCategory::buckets);

@@ -7,10 +7,7 @@
 namespace zerorun::testing::nccl_leaving {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-constexpr seconds kDeadline{60};  // which no test meets
+constexpr auto kDeadline = 60s;  // which no test meets
 
 // A child that does nothing for as long as this lives, and has copies of all sockets.
 class IdleChild {
@@ -209,7 +206,7 @@ TEST_F(NcclJoiningTest, TheFirstCommunicatorEndsInOrder) {
 // What ncclCommAbort frees, ncclCommFinalize still uses in another thread.
 TEST_F(NcclJoiningTest, ARankThatLeavesFinalizesWhenItsCallsAreDone) {
   std::barrier both(2);
-  on_ranks(2, std::chrono::milliseconds(300), [&](Communicator& world, CudaDevice& device) {
+  on_ranks(2, 300ms, [&](Communicator& world, CudaDevice& device) {
     world.barrier(device.inline_stream(), "start").synchronize();
     if (world.rank() == 0) {
       world.barrier(device.inline_stream(), "to which rank 1 does not come");

@@ -8,8 +8,6 @@
 namespace zerorun::testing::nccl_stall {
 namespace {
 
-using std::chrono::milliseconds;
-
 struct NcclStallTest : NcclTest {
   void SetUp() override {
     NcclTest::SetUp();
@@ -25,10 +23,10 @@ struct NcclStallTest : NcclTest {
   nlohmann::json report_of(int absent, const Matcher& what) {
     std::atomic<int> errors{0};
     ::testing::internal::CaptureStderr();
-    on_ranks(3, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
+    on_ranks(3, 300ms, [&](Communicator& communicator, CudaDevice& device) {
       communicator.barrier(device.inline_stream(), "start").synchronize();
       if (communicator.rank() == absent) {
-        while (errors < 2) std::this_thread::sleep_for(milliseconds(1));
+        while (errors < 2) std::this_thread::sleep_for(1ms);
         return;
       }
       EXPECT_ERROR_OF(CommError,
@@ -78,7 +76,7 @@ TEST_F(NcclStallTest, RanksThatAskInSeveralGroupsAnswerInAll) {
   std::barrier all(4);
   std::array<int64_t, 4> more{};
   ::testing::internal::CaptureStderr();
-  on_ranks(4, milliseconds(1500), [&](Communicator& world, CudaDevice& device) {
+  on_ranks(4, 1500ms, [&](Communicator& world, CudaDevice& device) {
     const int rank = world.rank();
     const auto barrier = [&](Communicator& group) {
       group.barrier(device.inline_stream(), "bucket 9").synchronize();
@@ -95,7 +93,7 @@ TEST_F(NcclStallTest, RanksThatAskInSeveralGroupsAnswerInAll) {
     more[static_cast<size_t>(rank)] = entries("/proc/self/task") - before;
     all.arrive_and_wait();
     if (rank == 2) {
-      while (errors < 3) std::this_thread::sleep_for(milliseconds(1));
+      while (errors < 3) std::this_thread::sleep_for(1ms);
       return;
     }
     EXPECT_THROW(barrier(rank == 1 ? *column : *row), CommError);

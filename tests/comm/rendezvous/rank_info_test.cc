@@ -129,15 +129,15 @@ TEST(RankInfoTest, Rank0TakesTheSocketOfTheLauncher) {
   info.master_port = held.port;
   setenv("ZERORUN_STORE_FD", std::to_string(held.socket.get()).c_str(), 1);
   held.socket.release();
-  std::shared_ptr<Store> server = rendezvous(info, std::chrono::seconds(30));
+  std::shared_ptr<Store> server = rendezvous(info, 30s);
   info.rank = 1;
-  const std::shared_ptr<Store> client = rendezvous(info, std::chrono::seconds(30));
+  const std::shared_ptr<Store> client = rendezvous(info, 30s);
   client->set("key", "value");
-  EXPECT_EQ(server->get("key", std::chrono::seconds(30)), "value");
+  EXPECT_EQ(server->get("key", 30s), "value");
   // The number means nothing any more: a second job of this process makes a socket of its own.
   info.rank = 0;
   server.reset();
-  server = rendezvous(info, std::chrono::seconds(30));
+  server = rendezvous(info, 30s);
   EXPECT_EQ(bound_port(*server), info.master_port);
   unsetenv("ZERORUN_STORE_FD");
 }
@@ -145,7 +145,7 @@ TEST(RankInfoTest, Rank0TakesTheSocketOfTheLauncher) {
 TEST(RankInfoTest, TheTimeoutOfTheEnvironmentReplacesTheConfigured) {
   const auto timeout_with = [](const char* value) {
     setenv("ZERORUN_COMM_TIMEOUT", value, 1);
-    const auto timeout = comm_timeout(std::chrono::seconds(7));
+    const auto timeout = comm_timeout(7s);
     unsetenv("ZERORUN_COMM_TIMEOUT");
     return timeout.count();
   };
@@ -171,7 +171,7 @@ TEST(RankInfoTest, SeveralHostsDoNotMeetAtALoopback) {
   const auto error_of_rank = [&](int rank) {
     info.rank = rank;
     info.local_rank = rank % 2;
-    return error_of<CommError>([&] { rendezvous(info, std::chrono::milliseconds(100)); });
+    return error_of<CommError>([&] { rendezvous(info, 100ms); });
   };
   EXPECT_THAT(error_of_rank(1), HasSubstr("for rank 0 (MASTER_ADDR, MASTER_PORT)"));
   EXPECT_THAT(error_of_rank(3), HasSubstr("MASTER_ADDR=0x7f000001 is the loopback address"));

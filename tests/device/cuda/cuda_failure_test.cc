@@ -34,7 +34,7 @@ void use_device() {
   device.update(device.inline_stream(), {.master = matrix, .grad = other, .param = matrix},
                 {&segment, 1});
   const auto host_stream = make_worker_stream("host");
-  host_stream->submit([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  host_stream->submit([] { std::this_thread::sleep_for(2ms); });
   device.inline_stream().wait(host_stream->record());
   device.download(device.inline_stream(), matrix, host.data());
   device.inline_stream().synchronize();

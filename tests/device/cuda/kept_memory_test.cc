@@ -105,7 +105,7 @@ TEST_F(KeptMemoryTest, StepsThatAskForTheSameCallCudaForNothing) {
 }
 
 TEST_F(KeptMemoryTest, GoesAfterTheWorkOnIt) {
-  fake_.set_delay(std::chrono::microseconds(5000));
+  fake_.set_delay(5000us);
   CudaDevice device(0, 0);
   for (int round = 0; round < 5; ++round) {
     constexpr int64_t kNumel = 1 << 12;
@@ -305,7 +305,7 @@ TEST_F(OutOfMemoryTest, WhatIsKeptIsGivenBackBeforeAnAllocationFails) {
 TEST_F(OutOfMemoryTest, WhatIsKeptIsGivenBackAfterTheWorkOnIt) {
   constexpr size_t kBlock = size_t{1} << 20;
   fake_.set_memory(kBlock);
-  fake_.set_delay(std::chrono::microseconds(5000));
+  fake_.set_delay(5000us);
   CudaDevice device(0, 0);
   for (int round = 0; round < 10; ++round) {
     {

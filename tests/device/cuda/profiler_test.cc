@@ -84,7 +84,7 @@ struct ProfilerTest : FakeCudaTest {
     constexpr int kRanks = 2;
     std::barrier ready(kRanks, [&before]() noexcept { before(); });
     fake_.set_devices(kRanks);
-    ToyJob job{.limit = std::chrono::seconds(10), .connect = on(Where::nccl)};
+    ToyJob job{.limit = 10s, .connect = on(Where::nccl)};
     job.config.zero.stage = stage;
     job.config.zero.reduce_bucket_size = 300;
     job.config.zero.overlap_comm = true;

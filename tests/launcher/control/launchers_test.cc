@@ -11,7 +11,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kDeadline{60};  // only a hang reaches it
+constexpr auto kDeadline = 60s;  // only a hang reaches it
 
 // How the ranks of a host end whose launcher gets `message` together with the order to begin.
 ControlMessage end_when_told(const ControlMessage& message) {
@@ -64,7 +64,7 @@ TEST_F(FrameServerTest, WaitsForAFreeDescriptor) {
   setrlimit(RLIMIT_NOFILE, &none);
   const Clock::time_point begin = Clock::now();
   for (int turn = 0; turn < 10; ++turn) EXPECT_EQ(service(), 0U);
-  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(100));
+  EXPECT_GE(Clock::now() - begin, 100ms);
   setrlimit(RLIMIT_NOFILE, &before);
   while (service() == 0) ASSERT_LT(Clock::now() - begin, kDeadline);
 }

@@ -52,7 +52,7 @@ TEST(CudaKernelsTest, AWorkspaceIsReplacedWhenItsWorkIsDone) {
   void* const small = workspace.take(64);
   EXPECT_EQ(held(), 64);
   EXPECT_EQ(workspace.take(32), small);
-  FakeCuda::instance().set_delay(std::chrono::microseconds(2000));
+  FakeCuda::instance().set_delay(2000us);
   device.fill(stream, {static_cast<std::byte*>(small), 16, DType::fp32}, 1.0F);
   const Event filled = stream.record();
   workspace.take(1 << 20);
@@ -161,8 +161,8 @@ std::vector<KernelsUnderTest> cases() {
     };
   };
   const KernelOptions separate{.gelu_epilogue = false, .bias_gradient_epilogue = false};
-  const auto plain_device = [] { return make_device(std::chrono::microseconds(0)); };
-  const auto slow_device = [] { return make_device(std::chrono::microseconds(200)); };
+  const auto plain_device = [] { return make_device(0us); };
+  const auto slow_device = [] { return make_device(200us); };
   std::vector<KernelsUnderTest> all =
       with_every_dtype({"cuda", plain_device, make(fake_cublas_lt())});
   for (const DType dtype : {DType::fp32, DType::bf16}) {
@@ -199,7 +199,7 @@ namespace {
 
 // Batches go to the GPU beside the host, which makes the next one meanwhile.
 struct TokenBatchTest : zerorun::testing::FakeCudaTest {
-  TokenBatchTest() : FakeCudaTest(std::chrono::microseconds(2000)) {}
+  TokenBatchTest() : FakeCudaTest(2000us) {}
 };
 
 TEST_F(TokenBatchTest, TheNextOnesDoNotOverwriteOneThatIsStillOnItsWay) {

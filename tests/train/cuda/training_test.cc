@@ -54,11 +54,8 @@ struct TrainingTest : TrainerTest {
     zerorun::testing::run_threads(kRanks, [&](int rank) {
       const auto device =
           std::make_shared<CudaDevice>(make == make_nccl_communicator ? rank : 0, 0);
-      const auto comm = make({.rank = rank,
-                              .world_size = kRanks,
-                              .store = store,
-                              .timeout = std::chrono::seconds(60),
-                              .device = device});
+      const auto comm = make(
+          {.rank = rank, .world_size = kRanks, .store = store, .timeout = 60s, .device = device});
       const RunSetup setup = setup_of(asked, {.rank = rank, .world_size = kRanks});
       const KernelOptions kernels{.dtype = setup.config.precision.param_dtype};
       Trainer trainer(
@@ -172,7 +169,7 @@ TEST_F(TrainingTest, ForwardWaitsForUpdatedParametersWhenItComesToThem) {
 // Work runs late and at random times: orderings that nothing enforces would change the numbers.
 TEST_F(TrainingTest, DelaysChangeNothing) {
   const Trajectory expected = on_cuda(3, "bf16");
-  FakeCuda::instance().set_delay(std::chrono::microseconds(100));
+  FakeCuda::instance().set_delay(100us);
   const Trajectory delayed = on_cuda(3, "bf16");
   EXPECT_EQ(delayed.losses, expected.losses);
   EXPECT_EQ(delayed.hash, expected.hash);

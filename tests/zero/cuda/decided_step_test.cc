@@ -257,9 +257,7 @@ TEST_F(SubmittedStepTest, LeavesGathersThatTheFirstUseOfTheirBucketWaitsForOnThe
 TEST_F(SubmittedStepTest, ChangesNothingWhenAPeerIsMissing) {
   fake_.set_devices(kRanks);
   std::barrier<> both(kRanks);
-  const ToyJob job{.config = config_of(1, "AdamW"),
-                   .limit = std::chrono::milliseconds(300),
-                   .connect = on(Where::nccl)};
+  const ToyJob job{.config = config_of(1, "AdamW"), .limit = 300ms, .connect = on(Where::nccl)};
   run_engines(job, [&](Engine& engine, Communicator& comm) {
     Device& device = engine.device();
     micro_step(engine, comm.rank(), 0);

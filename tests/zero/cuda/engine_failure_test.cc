@@ -135,7 +135,7 @@ TEST_F(BrokenDeviceTest, WorkThatFailsOnAGpuEndsEveryRankByTheNextStep) {
     {
       const CurrentDevice current(rank);
       fake::submit(cuda_stream(own.device->inline_stream()).handle(), [&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the step has begun
+        std::this_thread::sleep_for(20ms);  // the step has begun
         fake_.break_device(0, cudaErrorIllegalAddress);
       });
     }
@@ -338,8 +338,7 @@ TEST_F(FailedGatherMemoryTest, AnErrorAfterTheLastGatherIsSaidWhenTheEngineEnds)
   ::testing::internal::CaptureStderr();
   run_threads(2, [&](int rank) {
     const auto device = std::make_shared<CudaDevice>(rank, 0);
-    auto comm = make_nccl_communicator(
-        options_of_rank(rank, 2, store, std::chrono::milliseconds(300), device));
+    auto comm = make_nccl_communicator(options_of_rank(rank, 2, store, 300ms, device));
     auto engine = Engine::create(config_of(0), *device, *comm, wide_specs(), ToyModel::groups());
     fill_with_ids(*engine);
     both.arrive_and_wait();

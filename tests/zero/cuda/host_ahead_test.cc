@@ -72,9 +72,7 @@ class FailedGatherTest : public FakeCudaTest, public ::testing::WithParamInterfa
 TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
   fake_.set_devices(kRanks);
   std::barrier both(kRanks);
-  ToyJob job{.config = stream_config({3}),
-             .limit = std::chrono::milliseconds(300),
-             .connect = on(GetParam())};
+  ToyJob job{.config = stream_config({3}), .limit = 300ms, .connect = on(GetParam())};
   job.config.zero.prefetch_bucket_size = 0;
   run_engines(job, [&](Engine& engine, Communicator& comm) {
     visit(engine, "h.0");
