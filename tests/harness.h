@@ -6,8 +6,7 @@
 
 namespace zerorun::testing {
 
-// Runs `body(rank)` on threads of this process and joins them. Rethrows the error of the lowest
-// failing rank.
+// Runs `body(rank)` on threads of this process. Rethrows the error of the lowest failing rank.
 inline void run_threads(int world_size, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(world_size));
   std::vector<std::thread> ranks;

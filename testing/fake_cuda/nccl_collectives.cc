@@ -54,8 +54,7 @@ ncclResult_t launch_collected() {
   return ncclSuccess;
 }
 
-// Where the kernel of a collective has got to. What is dropped, because the device has failed, is
-// done, too.
+// Where a collective's kernel has got to. What is dropped, as the device has failed, is done, too.
 struct Kernel {
   enum Stage : int { kQueued, kStarted, kDone };
   std::atomic<int> stage = kQueued;

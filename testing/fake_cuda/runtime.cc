@@ -255,8 +255,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return planned;
 }
 
-// Waits for all of the stream's work. An error is told when that is over: no copy is under way any
-// more.
+// Waits for all of the stream's work. An error is told when that is over: no copy is under way.
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const InFake in_fake;
   const cudaError_t planned = enter(__func__, stream);

@@ -8,8 +8,7 @@
 namespace zerorun::testing {
 namespace {
 
-// The hosts that are there and what is asked for, and the hosts with their slots or, after
-// "error: ", a part of it.
+// The hosts, what is asked for, and the hosts with their slots or, after "error: ", a part of it.
 struct ClusterCase {
   std::string label;
   std::optional<std::string> hostfile;

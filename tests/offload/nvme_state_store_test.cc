@@ -13,8 +13,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kAll = SIZE_MAX;  // tensors have changed
 
-// Changes one bit of the file behind the store's back, without O_DIRECT, which asks for whole
-// blocks.
+// Changes a bit of the file behind the store's back, without O_DIRECT, which takes whole blocks.
 void damage(int fd, off_t at) {
   const FileDescriptor file(
       ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC));

@@ -1,5 +1,4 @@
-// Few functions are between a call of the engine and its collective, and ARCHITECTURE.md names
-// them.
+// Few functions are between a call of the engine and its collective; ARCHITECTURE.md names them.
 #include "tests/call_path.h"
 
 #include "tests/zero/toy_run.h"

@@ -37,8 +37,7 @@ void run_step(Engine& engine) {
   engine.step();
 }
 
-// Bytes per parameter of the ZeRO paper: 16-bit parameters and gradients, 12 bytes of optimizer
-// state.
+// Bytes per parameter of the ZeRO paper: 16-bit parameters and gradients, 12 of optimizer state.
 double bytes_per_parameter(size_t stage, double ranks) {
   return std::array{2 + 2 + 12.0, 2 + 2 + 12 / ranks, 2 + 2 / ranks + 12 / ranks,
                     (2 + 2 + 12) / ranks}

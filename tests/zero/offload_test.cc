@@ -68,8 +68,7 @@ TEST(Offload, ParametersForWhichTheDiskHasNoRoomAreAnErrorBeforeTraining) {
 // Parameters of stage 3 that rest away from the device; GroupMixTest has their bits.
 namespace fs = std::filesystem;
 
-// Evaluation between steps, states that are read and changed there, and an optimizer of the
-// caller's.
+// Evaluation between steps, states that are read and changed there, and a caller's optimizer.
 uint64_t train_with_access(Config config, bool external) {
   if (external) config.optimizer.type = std::string(kExternalOptimizer);
   return hash_after({config}, [&](Engine& engine, Communicator& comm) {
@@ -172,8 +171,7 @@ TEST(OffloadParam, MaxInCpuIsWhatStaysInMemoryAndThatNothingIsOnNvmeIsSaid) {
   }
 }
 
-// Behind the engine's back: one bit in each block of files without a name in the folder of the
-// build.
+// Behind the engine's back: a bit in each block of files without a name in the build's folder.
 int damage_files() {
   int damaged = 0;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {

@@ -141,8 +141,7 @@ Config config_of(const json& run) {
   return config;
 }
 
-// The parameters after all steps of the run, by an engine of two ranks whose gradients both are the
-// run's.
+// The parameters after all steps of the run, of two ranks whose gradients both are the run's.
 std::vector<std::vector<float>> train(const json& run) {
   std::vector<ParameterSpec> specs;
   for (const json& shape : run["shapes"]) {

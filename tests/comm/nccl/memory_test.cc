@@ -28,8 +28,7 @@ TEST_F(RegisteredMemoryTest, MemoryThatOneRankCannotRegisterIsOrdinaryMemoryOnAl
   }
 }
 
-// A rank that skips a module holds the buckets behind it back, and needs more slots for gradients
-// than the others.
+// A rank that skips a module holds back the buckets behind it and needs more slots for gradients.
 TEST_F(RegisteredMemoryTest, RanksThatTakeDifferentPathsGiveNcclTheSameKind) {
   constexpr int kModules = 6;
   constexpr int64_t kNumel = 256;

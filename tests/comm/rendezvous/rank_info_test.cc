@@ -11,8 +11,7 @@ namespace {
 
 // The environment holds just these of the variables that matter.
 RankInfo rank_with(const std::string& text) {
-  // Unsets variables of a launcher and of schedulers, which the machine that runs these tests may
-  // have.
+  // Unsets a launcher's and schedulers' variables, which the machine that runs the tests may have.
   for (const EnvironmentVariable& variable : environment_variables()) {
     const std::string name(variable.name);
     if (name != "PATH" && name != "HOME") unsetenv(name.c_str());

@@ -1,5 +1,4 @@
-// Freed memory that a device keeps for reuse: counted, within the limit, and no more than steps
-// use.
+// Freed memory that a device keeps: counted, within the limit, and no more than steps use.
 #include "tests/zero/cuda/transports.h"
 #include "zero/memory_plan.h"
 

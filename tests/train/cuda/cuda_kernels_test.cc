@@ -74,8 +74,7 @@ TEST(CudaKernelsTest, Tf32RoundsTheFactorsOfFp32Products) {
   EXPECT_NE(rounded, exact);
 }
 
-// Kernels that are launched besides products, for GELU, its derivative, and gradients with a
-// bias's.
+// Kernels launched besides products, for GELU, its derivative, and gradients with a bias's.
 TEST(CudaKernelsTest, EpiloguesAreLeftOutOnRequest) {
   CudaDevice device(0, 0);
   const LinearShape shape{32, 64, 16};

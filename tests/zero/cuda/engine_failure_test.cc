@@ -264,8 +264,7 @@ TEST_F(FailedGatherMemoryTest, AGatherThatFailsOnceCanBeRepeated) {
   use_b();
 }
 
-// Ranks that gather the next module already must not be left waiting for one that has no room for
-// it yet.
+// Ranks that gather the next module must not be left waiting for one that has no room for it yet.
 TEST_F(FailedGatherMemoryTest, AGatherAheadWithoutMemoryGoesToTheHostUntilItsUse) {
   make_prefetching_engine();
   refuse(3);  // a, and the first of b's two; not the second

@@ -127,8 +127,7 @@ TEST_F(CudaEngineTest, FewerBitsAreThoseOfTheCpu) {
   }
 }
 
-// The calls that steps make to CUDA after the first ones. Streams are inline, so that no count
-// depends on timing.
+// Calls of steps to CUDA after the first ones. Streams are inline: counts do not depend on timing.
 struct CudaSteadyStateTest : FakeCudaTest, ::testing::WithParamInterface<int> {
   static constexpr int kRanks = 2;
   static constexpr int kFirst = 3;

@@ -229,8 +229,7 @@ TEST(MuonRounds, KeepAllRanksBusyEvenIfEachBucketHasOneMatrix) {
     const ShardedModel model(config_of(stage), specs, ranks, true);
     const Outcome outcome = outcome_of(model, ranks);
     EXPECT_LT(outcome.busiest, 1.35 * outcome.all / ranks) << ranks << " ranks, stage " << stage;
-    // Both ways, of all ranks; a gather would be `numel` for each rank. Owners keep what they
-    // can.
+    // Both ways, of all ranks; a gather would be `numel` for each. Owners keep what they can.
     EXPECT_LT(outcome.moved, (stage == 3 ? 1.8 : 1.2) * static_cast<double>(numel))
         << ranks << " ranks, stage " << stage;
     // About a gathered bucket, or one matrix of each rank; more if a bucket cannot be halved.
