@@ -155,11 +155,11 @@ inline std::string refusal(const ToyJob& job) {
   return text;
 }
 
-// Small buckets; accumulates nothing.
-inline Config toy_config(int stage, DType dtype = DType::bf16) {
+// Small buckets.
+inline Config toy_config(int stage, DType dtype = DType::bf16, int64_t accumulation = 1) {
   Config config;
   config.precision.param_dtype = dtype;
-  config.batch.accumulation_steps = 1;
+  config.batch.accumulation_steps = accumulation;
   config.gradient_clipping = 1.0;
   config.zero.stage = stage;
   config.zero.reduce_bucket_size = 1000;
@@ -293,8 +293,7 @@ void write_gradients(Engine& engine, const Value& value) {
 }
 
 inline Config base_config(int stage, DType dtype = DType::bf16, int64_t accumulation = 1) {
-  Config config = toy_config(stage, dtype);
-  config.batch.accumulation_steps = accumulation;
+  Config config = toy_config(stage, dtype, accumulation);
   config.zero.reduce_bucket_size = 700;
   config.gradient_clipping = 0.05;
   return config;

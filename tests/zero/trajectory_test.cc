@@ -5,12 +5,6 @@ namespace {
 
 constexpr int kSteps = 5;
 
-Config config_of(int stage, int64_t accumulation) {
-  Config config = toy_config(stage, DType::fp32);
-  config.batch.accumulation_steps = accumulation;
-  return config;
-}
-
 struct Outcome {
   double last_norm = 0;
   std::vector<std::vector<float>> parameters;
@@ -124,7 +118,7 @@ TEST(Trajectory, MatchesAScalarReferenceAtEveryStageAndWorldSize) {
     const Outcome expected = reference(ranks, accumulation);
     for (int stage = 0; stage <= 3; ++stage) {
       SCOPED_TRACE(fmt::format("{} ranks, stage {}, {} micro-steps", ranks, stage, accumulation));
-      expect_near(train(config_of(stage, accumulation), ranks), expected);
+      expect_near(train(toy_config(stage, DType::fp32, accumulation), ranks), expected);
     }
   }
 }
@@ -132,7 +126,7 @@ TEST(Trajectory, MatchesAScalarReferenceAtEveryStageAndWorldSize) {
 TEST(Trajectory, ModulesSkippedOnSomeRanksCountAsZero) {
   const Outcome expected = reference(2, 2, expert_is_rank_zeros);
   for (const auto& [stage, overlap, share] : each(kStages, kEither, kEither)) {
-    Config config = config_of(stage, 2);
+    Config config = toy_config(stage, DType::fp32, 2);
     config.zero.overlap_comm = overlap;
     config.share_parameters = share;
     config.zero.reduce_bucket_size = 500;

@@ -184,11 +184,10 @@ TEST_F(KeptMemoryTest, LeavesWhatAccumulationNeedsWithinTheLimit) {
        each(std::array{DType::bf16, DType::fp32}, std::array{1, 2}, kStages)) {
     SCOPED_TRACE(
         fmt::format("{} accumulation {} stage {}", name_of(comm_dtype), accumulation, stage));
-    Config config = toy_config(stage);
+    Config config = toy_config(stage, DType::bf16, accumulation);
     config.zero.param_persistence_threshold = 0;
     config.zero.reduce_bucket_size = 100'000;
     config.precision.communication_dtype = comm_dtype;
-    config.batch.accumulation_steps = accumulation;
     const std::vector<ParameterSpec> specs = three_modules();
     const MemoryPlan plan = plan_memory(config, specs, {2, 2});
     const int64_t limit = plan.device() + kOther;
