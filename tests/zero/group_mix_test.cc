@@ -1,5 +1,4 @@
-// Drawn mixtures of everything that may not change a bit, with every rule of updates, give the bits
-// of plain sharding.
+// Drawn mixtures of what may not change a bit, with every rule, give the bits of plain sharding.
 
 #include "tests/zero/toy_run.h"
 

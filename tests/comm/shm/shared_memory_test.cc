@@ -1,5 +1,4 @@
-// Memory that the ranks allocate together: what collectives on it cost, how long it lives, and what
-// is left behind.
+// Memory that ranks allocate together: what collectives on it cost, its life, and what it leaves.
 #include <sys/mman.h>
 
 #include "comm/shm/segment.h"

@@ -222,8 +222,7 @@ TEST_F(TokenBatchTest, TheNextOnesDoNotOverwriteOneThatIsStillOnItsWay) {
   EXPECT_EQ(fake_.counts()["(copy from pageable memory)"], 0);  // each holds up the host
 }
 
-// The sorter is held up until the forward pass could be under way; waiting for it would be for
-// ever.
+// The sorter is held up until the forward pass could be under way; waiting for it would not end.
 TEST_F(TokenBatchTest, TokensAreOnTheDeviceBeforeTheirRowsAreSorted) {
   CudaDevice device(0, 0);
   Stream& stream = device.inline_stream();

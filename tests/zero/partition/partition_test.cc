@@ -178,8 +178,7 @@ Outcome outcome_of(const ShardedModel& model, int ranks) {
   return outcome;
 }
 
-// The least cost of the busiest rank of all ways to give matrices from `first` on to ranks from
-// `rank` on, in order.
+// The busiest rank's least cost of all ways to give matrices from `first` on to ranks from `rank`.
 double least_cost(const std::vector<Shape>& shapes, size_t first, int rank, int ranks) {
   if (first == shapes.size()) return 0;
   if (rank == ranks) return INFINITY;
