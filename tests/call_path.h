@@ -5,7 +5,6 @@
 
 #include "core/check.h"
 #include "tests/common.h"
-#include "tests/paths.h"
 
 // Compares stacks with the paths that ARCHITECTURE.md lists.
 namespace zerorun::call_path {
@@ -49,8 +48,7 @@ inline std::vector<std::string> functions_at(void* address) {
   return functions;
 }
 
-// True for the standard library's: it calls a std::function's content, in a build that does not
-// inline it.
+// True for the standard library's, which calls a std::function's content where nothing is inlined.
 inline bool is_library(const std::string& function) {
   return function.starts_with("std::") || function == "_M_invoke";
 }

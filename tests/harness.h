@@ -2,13 +2,11 @@
 
 #include "device/cpu/cpu_stream.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun::testing {
 
-// Runs `body(rank)` on threads of this process and joins them. Rethrows the error of the lowest
-// failing rank.
+// Runs `body(rank)` on threads of this process. Rethrows the error of the lowest failing rank.
 inline void run_threads(int world_size, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(world_size));
   std::vector<std::thread> ranks;
@@ -39,22 +37,21 @@ inline HostOf hosts_of(std::string letters) {
   return [=](int rank) { return letters.substr(static_cast<size_t>(rank), 1); };
 }
 
-inline CommunicatorOptions options_of_rank(
-    int rank, int world_size, std::shared_ptr<Store> store,
-    std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
-  CommunicatorOptions options;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.store = std::move(store);
-  options.timeout = timeout;
-  return options;
+inline CommunicatorOptions options_of_rank(int rank, int world_size, std::shared_ptr<Store> store,
+                                           std::chrono::milliseconds timeout = 30s,
+                                           std::shared_ptr<Device> device = nullptr) {
+  return {.rank = rank,
+          .world_size = world_size,
+          .store = std::move(store),
+          .timeout = timeout,
+          .device = std::move(device)};
 }
 
 // Ranks that are threads, on hosts; without `host_of` all are on one.
 struct World {
   int ranks = 1;
   HostOf host_of{};
-  std::chrono::milliseconds timeout = std::chrono::seconds(30);
+  std::chrono::milliseconds timeout = 30s;
 };
 
 // The same with a communicator of all of them.

@@ -2,11 +2,8 @@
 
 #include <cmath>
 #include <cstring>
-#include <map>
-#include <string>
 
 #include "testing/fake_cuda/fake_cuda.h"
-#include "zerorun/dtype.h"
 
 struct cublasLtContext {};
 struct cublasLtMatmulDescOpaque_t {

@@ -2,10 +2,7 @@
 // CUDA 13.0's cuda.h; of the last one, in cuda_runtime_api.h.
 #include <cuda.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "testing/fake_cuda/runtime_call.h"
 

@@ -68,12 +68,10 @@ class FakeCuda {
   void set_links(const GpuLinks& links) { set(settings_.links, links); }
   GpuLinks links() const { return get(settings_.links); }
   void set_memory(size_t bytes) { set(settings_.memory, bytes); }
-  // Work on streams starts up to this much later than it could: at random, so that orderings that
-  // are not enforced show.
+  // Work on streams starts up to this much late, at random: orderings that nothing enforces show.
   void set_delay(std::chrono::microseconds most) { set(settings_.delay, most); }
   std::chrono::microseconds draw_delay();
-  // Work on streams is done by the call that submits it: what a test counts does not depend on
-  // timing.
+  // Work on streams is done by the call that submits it: counts do not depend on timing.
   void set_inline_streams(bool are_inline) { set(settings_.inline_streams, are_inline); }
   bool inline_streams() const { return get(settings_.inline_streams); }
 
@@ -91,8 +89,7 @@ class FakeCuda {
   void set_capturing(bool capturing) { set(settings_.capturing, capturing); }
   bool capturing() const { return get(settings_.capturing); }
 
-  // The calling thread is in the driver, where it waits for all streams: calls of others wait for
-  // it.
+  // The calling thread is in the driver, which waits for all streams: calls of others wait for it.
   void set_driver_held(bool held) {
     set(driver_holder_, held ? std::this_thread::get_id() : std::thread::id());
   }
@@ -101,15 +98,13 @@ class FakeCuda {
   void hold_calls();
   void let_calls_go();
 
-  // The `nth` call (from 0) of a function from now on fails with `error`, a value of the library's
-  // own type of errors.
+  // The `nth` call (from 0) of a function from now on fails with `error`, of its library's type.
   void fail(std::string_view name, int nth, int error);
   // How many of these calls were made.
   int failures() const { return get(met_failures_); }
   // The next call of the function runs `work` first, on the thread that makes it.
   void before(std::string_view name, std::function<void()> work);
-  // For work on a stream that fails: nothing that is queued on the device runs any more, and its
-  // calls return `error`.
+  // Work on a stream fails: nothing queued on the device runs any more, its calls return `error`.
   void break_device(int device, cudaError_t error);
   cudaError_t device_error(int device) const;
   // Functions that were called since reset(), with how often.

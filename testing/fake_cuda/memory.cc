@@ -1,14 +1,7 @@
 // Memory of the fake CUDA runtime. The sources are those of runtime.cc.
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <set>
-#include <vector>
 
 #include "testing/fake_cuda/runtime_call.h"
 
@@ -118,8 +111,7 @@ class Blocks {
     const std::optional<Block> block = find(data, bytes);
     return block && block->on_device;
   }
-  // True if kernels on `device` may use it: memory of a pool is its own device's, unless it is
-  // shared.
+  // True if kernels on `device` may use it: memory of a pool is its own device's, unless shared.
   bool reachable(const void* data, int device) const {
     const std::optional<Block> block = find(data, 1);
     if (!block || block->pool == nullptr) return true;

@@ -1,19 +1,5 @@
 // A fake NCCL for ranks that are threads: its communicators, and its memory. In the place of
 // comm/nccl/library.cc, which opens the real library. See nccl_call.h.
-#include <nccl.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <set>
-#include <string>
-#include <thread>
-#include <utility>
 
 #include "comm/nccl/library.h"
 #include "device/drain.h"
@@ -253,9 +239,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!shared->finalized) wait_for_kernels(*shared);
   {
     const std::lock_guard lock(shared->mutex);
-    for (const auto& [data, bytes] : shared->registered) {
-      seen().release("registered buffers", data);
-    }
+    for (const auto& [data, bytes] : shared->registered) seen().release("registered buffers", data);
     shared->registered.clear();
   }
   const ncclResult_t forgotten = forget(comm);

@@ -7,22 +7,8 @@
 
 #include <nccl.h>
 
-#include <atomic>
-#include <condition_variable>
-#include <cstdint>
-#include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <set>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "testing/fake_cuda/runtime_call.h"
 #include "tests/comm/reference.h"
-#include "zerorun/device.h"
 
 // Ranks that communicate through it, and what a collective of theirs computes.
 namespace zerorun::fake {

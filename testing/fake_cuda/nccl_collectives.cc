@@ -1,18 +1,5 @@
 // Groups and collectives of the fake NCCL: they run on the ranks' streams, meet there, and read
 // each other's memory. See nccl_call.h.
-#include <nccl.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "testing/fake_cuda/nccl_call.h"
 
@@ -67,8 +54,7 @@ ncclResult_t launch_collected() {
   return ncclSuccess;
 }
 
-// Where the kernel of a collective has got to. What is dropped, because the device has failed, is
-// done, too.
+// Where a collective's kernel has got to. What is dropped, as the device has failed, is done, too.
 struct Kernel {
   enum Stage : int { kQueued, kStarted, kDone };
   std::atomic<int> stage = kQueued;

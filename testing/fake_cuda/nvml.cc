@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstring>
 #include <optional>
-#include <vector>
 
 #include "device/cuda/libraries/nvml_functions.h"
 #include "testing/fake_cuda/fake_cuda.h"

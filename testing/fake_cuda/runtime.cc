@@ -3,14 +3,7 @@
 // The source of each function here and in memory.cc is its comment in CUDA 13.0's
 // cuda_runtime_api.h, where no other is named: what it returns, refuses and waits for. All of them
 // may also return errors of earlier work on the device.
-#include <algorithm>
 #include <cstring>
-#include <exception>
-#include <map>
-#include <mutex>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "testing/fake_cuda/runtime_call.h"
 
@@ -262,8 +255,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return planned;
 }
 
-// Waits for all of the stream's work. An error is told when that is over: no copy is under way any
-// more.
+// Waits for all of the stream's work. An error is told when that is over: no copy is under way.
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const InFake in_fake;
   const cudaError_t planned = enter(__func__, stream);

@@ -1,10 +1,7 @@
 // Declarations that the parts of the fake CUDA runtime share.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <memory>
-#include <string>
 
 #include "device/cpu/cpu_stream.h"
 #include "testing/fake_cuda/fake_cuda.h"

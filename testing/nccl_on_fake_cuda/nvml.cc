@@ -1,5 +1,4 @@
-// NVML as NCCL asks it (src/misc/nvmlwrap.cc): GPUs without NVLink that don't reach each other's
-// memory.
+// NVML as NCCL asks it (src/misc/nvmlwrap.cc): GPUs without NVLink or access to peers' memory.
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
 

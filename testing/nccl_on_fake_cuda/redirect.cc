@@ -41,8 +41,7 @@ void put_jump(unsigned char* at, const void* target) {
   std::memcpy(put(at, "\x48\xb8", target), "\xff\xe0", 2);
 }
 
-// Functions of the runtime that callers know, by name: not __cudaRegister..., which run before
-// main.
+// Functions of the runtime that callers know, by name: not __cudaRegister..., which precede main.
 bool is_runtime(const char* name, const Elf64_Sym& symbol) {
   return ELF64_ST_TYPE(symbol.st_info) == STT_FUNC && symbol.st_size >= kJump &&
          std::strncmp(name, "cuda", 4) == 0 && name[4] >= 'A' && name[4] <= 'Z';

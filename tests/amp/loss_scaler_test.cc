@@ -4,8 +4,6 @@
 
 #include "amp/step_decider.h"
 #include "tests/common.h"
-#include "tests/paths.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

@@ -1,12 +1,10 @@
 #include <sys/ptrace.h>
-#include <sys/syscall.h>
 
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/toy_job.h"
-#include "tests/common.h"
 #include "tests/refused_calls.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -70,8 +68,7 @@ struct SaveCase {
 };
 
 // A directory that holds one good checkpoint, and a save that is about to add another.
-class Crash : public ::testing::TestWithParam<SaveCase> {
- protected:
+struct Crash : ::testing::TestWithParam<SaveCase> {
   Crash() {
     fs::create_directory(before_);
     whole_.save({before_.string(), "old", ""}, kOld);
@@ -108,7 +105,7 @@ class Crash : public ::testing::TestWithParam<SaveCase> {
   static constexpr uint64_t kOld = 1;
   static constexpr uint64_t kNew = 2;
   static constexpr uint64_t kLater = 4;  // never saved
-  const Sharded whole_ = testing::on_one_rank();
+  const Sharded whole_ = on_one_rank();
   const TemporaryDirectory root_;
   const fs::path before_ = root_.path() / "before";
   const fs::path directory_ = root_.path() / "out";
@@ -191,7 +188,7 @@ constexpr int64_t kSteps = 3;
 constexpr int kPoints = 25;
 
 Config nvme_config() {
-  Config config = testing::job_config(3, DType::bf16, OffloadDevice::nvme);
+  Config config = job_config(3, DType::bf16, OffloadDevice::nvme);
   config.offload.optimizer.nvme_path = "nvme";
   config.offload.param.device = OffloadDevice::nvme;
   config.offload.param.nvme_path = "nvme";
@@ -208,14 +205,14 @@ TEST(OffloadCrashChild, DISABLED_Trains) {
   if (const int64_t delay = std::atoll(read_file("full").c_str()); delay > 0) {
     std::thread([delay] {
       std::this_thread::sleep_for(std::chrono::microseconds(delay));
-      testing::refuse_calls({SYS_pwrite64, SYS_fallocate, SYS_ftruncate, SYS_io_uring_enter},
-                            ENOSPC, testing::RefusedTo::all_threads);
+      refuse_calls({SYS_pwrite64, SYS_fallocate, SYS_ftruncate, SYS_io_uring_enter}, ENOSPC,
+                   RefusedTo::all_threads);
     }).detach();
   }
-  testing::with_engine(2, nvme_config(), [](Engine& engine, Communicator& comm) {
+  with_engine(2, nvme_config(), [](Engine& engine, Communicator& comm) {
     if (fs::exists("checkpoints/latest")) load_checkpoint(engine.states(), comm, "checkpoints");
     while (engine.states().progress().step_count < kSteps) {
-      testing::train(engine, comm, 1);
+      train(engine, comm, 1);
       save_checkpoint(engine.states(), comm, {.directory = "checkpoints"});
     }
     const uint64_t hash = engine.states().parameter_hash();
@@ -302,4 +299,4 @@ TEST(OffloadCrash, OnADiskThatFillsUpAnywhereItEndsAndResumesWithTheSameWeights)
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

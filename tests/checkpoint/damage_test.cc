@@ -3,17 +3,14 @@
 #include "checkpoint/format/shard_file.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
 
 // A checkpoint of two ranks, small enough to damage every byte of it.
-class Damage : public ::testing::Test {
- protected:
+struct Damage : ::testing::Test {
   Damage() {
     model_.specs = {{"weight", {3, 5}, "m", 0, true, ""},
                     {"frozen", {3}, "m", 0, false, ""},
@@ -29,7 +26,7 @@ class Damage : public ::testing::Test {
   fs::path folder() const { return directory_.path() / "t"; }
 
   FakeEngine make_engine(uint64_t seed) const {
-    return {model_, std::vector<testing::Cut>{{0, 0, 15}, {1, 0, 3}}, seed};
+    return {model_, std::vector<Cut>{{0, 0, 15}, {1, 0, 3}}, seed};
   }
 
   // The error of loading, or "loaded". Fails the test when the engine has neither the state that
@@ -130,9 +127,8 @@ TEST_F(Damage, NamesFileOffsetAndParameter) {
   std::string bytes = read_file(shards_[1]);
   bytes[header] ^= 1;
   write_file(shards_[1], bytes);
-  EXPECT_THAT(load(),
-              AllOf(HasSubstr(shards_[1].string()), HasSubstr(fmt::format("offset {}", header)),
-                    HasSubstr("elements [6, 15) of weight (master)")));
+  EXPECT_THAT(load(), HasAll(shards_[1].string(), fmt::format("offset {}", header),
+                             "elements [6, 15) of weight (master)"));
 }
 
 TEST_F(Damage, AMissingFileIsNamedAndALinkThatLeadsNowhereIsNone) {
@@ -143,8 +139,8 @@ TEST_F(Damage, AMissingFileIsNamedAndALinkThatLeadsNowhereIsNone) {
     fs::create_symlink(target, shards_[1]);
     FakeEngine engine = make_engine(2);
     const std::string before = engine.bytes();
-    EXPECT_THAT(error_of<IoError>([&] { load_checkpoint(engine, *comm_, directory_.string()); }),
-                HasSubstr("cannot open " + shards_[1].string()));
+    EXPECT_ERROR_OF(IoError, load_checkpoint(engine, *comm_, directory_.string()),
+                    "cannot open " + shards_[1].string());
     EXPECT_EQ(engine.bytes(), before);
   }
 }
@@ -200,11 +196,11 @@ TEST_F(Damage, ForgedManifestsAreRefused) {
 
 TEST_F(Damage, AChangedByteOfABufferIsFound) {
   const std::array<std::byte, 8> mean{};
-  testing::on_one_rank(model_).save(
+  on_one_rank(model_).save(
       {.directory = directory_.string(), .tag = "b", .buffers = {{"mean", "F32", {2}, mean}}});
   ASSERT_THAT(SavedModel(directory_.string(), "b").buffers(), SizeIs(1));
   for (const std::string& name : names_in(directory_.path() / "b")) {
-    if (name.starts_with("buffers-")) testing::flip_last_bit(directory_.path() / "b" / name);
+    if (name.starts_with("buffers-")) flip_last_bit(directory_.path() / "b" / name);
   }
   EXPECT_THAT(verify_error((directory_.path() / "b").string()), HasSubstr("of the buffer 'mean'"));
 }
@@ -219,13 +215,12 @@ TEST_F(Damage, VerifyReportsEveryCheckpoint) {
   EXPECT_EQ(verify_error(folder().string()), "");
   EXPECT_THAT(lines_, ElementsAre(HasSubstr("/t: ok")));
 
-  testing::flip_last_bit(shards_[0]);
+  flip_last_bit(shards_[0]);
   write_file(directory_.path() / "latest", "gone\n");
   EXPECT_THAT(verify_error(directory_.string()),
-              AllOf(HasSubstr(shards_[0].string()), HasSubstr("gone holds no checkpoint"),
-                    Not(HasSubstr("ok"))));
+              HasAll(shards_[0].string(), "gone holds no checkpoint", Not(HasSubstr("ok"))));
   EXPECT_THAT(lines_, ElementsAre(HasSubstr("/good: ok")));
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -2,12 +2,8 @@
 
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
-#include "zerorun/device.h"
-#include "zerorun/engine.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 
@@ -228,12 +224,3 @@ inline Sharded on_one_rank(const FakeModel& model = small_model()) {
 }
 
 }  // namespace zerorun::testing
-
-namespace zerorun {
-
-using testing::FakeEngine;
-using testing::FakeModel;
-using testing::random_cuts;
-using testing::Sharded;
-
-}  // namespace zerorun

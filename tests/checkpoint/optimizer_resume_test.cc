@@ -1,16 +1,9 @@
-#include <sys/resource.h>
-
 #include "tests/checkpoint/toy_job.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing::optimizer_resume {
 namespace {
 
 namespace fs = std::filesystem;
-
-using testing::flip_last_bit;
-using testing::run_ranks;
-using testing::ToyModel;
 
 struct Rule {
   std::string type;
@@ -19,7 +12,7 @@ struct Rule {
 
 std::unique_ptr<Engine> make_engine(const Rule& rule, int stage, Device& device, Communicator& comm,
                                     OffloadDevice home = OffloadDevice::none) {
-  Config config = testing::job_config(stage, DType::bf16, home);
+  Config config = job_config(stage, DType::bf16, home);
   config.precision.master_is_param = rule.in_16_bits;
   if (rule.in_16_bits && rule.type != "AdamW8bit") config.precision.state_dtype = DType::bf16;
   config.optimizer.type = rule.type;
@@ -113,8 +106,8 @@ TEST_P(OptimizerResume, FailedLoadChangesNothingOnAnyRank) {
           const std::string before = bytes_of(*engine);
           const uint64_t hash = engine->states().parameter_hash();
           if (comm.rank() == 0) flip_last_bit(directory);
-          EXPECT_THAT([&] { load_checkpoint(engine->states(), comm, directory.string()); },
-                      ThrowsMessage<CheckpointError>(HasSubstr("damaged")));
+          EXPECT_ERROR_OF(CheckpointError,
+                          load_checkpoint(engine->states(), comm, directory.string()), "damaged");
           EXPECT_TRUE(bytes_of(*engine) == before) << "stage " << stage << ", steps " << steps;
           EXPECT_EQ(engine->states().parameter_hash(), hash);
           if (comm.rank() == 0) flip_last_bit(directory);
@@ -137,8 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Rules, OptimizerResume,
                            return rule.param.type + (rule.param.in_16_bits ? "_16_bit" : "");
                          });
 
-// Saving and loading states that rest in a file takes the memory that they pass through, not
-// theirs.
+// Saving and loading states that rest in a file takes memory to pass through, not theirs.
 constexpr int64_t kWidth = 1024;
 constexpr int kLayers = 20;
 constexpr int64_t kParameterNbytes = kLayers * kWidth * kWidth * 2;
@@ -157,7 +149,7 @@ int64_t peak_rss() {
 }
 
 std::unique_ptr<Engine> make_engine(Device& device, Communicator& comm, float value) {
-  Config config = testing::job_config(3, DType::bf16, OffloadDevice::nvme);
+  Config config = job_config(3, DType::bf16, OffloadDevice::nvme);
   config.zero.reduce_bucket_size = Config().zero.reduce_bucket_size;
   config.offload.param.device = OffloadDevice::nvme;
   config.offload.param.max_in_cpu = 0;
@@ -206,4 +198,4 @@ TEST(OffloadMemory, SavingAndLoadingStaysWithinTheStagingBuffers) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing::optimizer_resume

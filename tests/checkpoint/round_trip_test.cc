@@ -1,9 +1,8 @@
-#include "core/check.h"
 #include "tests/call_path.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/toy_job.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 void change(FakeEngine& engine) {
@@ -36,7 +35,7 @@ class Resharding : public ::testing::TestWithParam<std::tuple<int, int, DType>> 
 
 TEST_P(Resharding, GivesEveryElementBack) {
   const auto [saving, loading, dtype] = GetParam();
-  FakeModel model = testing::small_model();
+  FakeModel model = small_model();
   model.dtype = dtype;
   for (uint32_t seed = 0; seed < 4; ++seed) {
     expect_round_trip({model, random_cuts(model, saving, seed)},
@@ -55,9 +54,8 @@ TEST(RoundTrip, ParametersLongerThanARecord) {
   expect_round_trip({model, random_cuts(model, 2, 1)}, {model, random_cuts(model, 3, 2)});
 }
 
-class SmallCheckpoint : public ::testing::Test {
- protected:
-  const Sharded sharded_ = {.cuts = random_cuts(testing::small_model(), 2, 1)};
+struct SmallCheckpoint : ::testing::Test {
+  const Sharded sharded_ = {.cuts = random_cuts(small_model(), 2, 1)};
   const TemporaryDirectory directory_;
 };
 
@@ -77,7 +75,7 @@ TEST_F(SmallCheckpoint, GivesClientStateBackToTheByteAndIsNamedAfterTheStep) {
 }
 
 TEST_F(SmallCheckpoint, LoadsFromTheFolderOfOneTag) {
-  const Sharded whole = testing::on_one_rank();
+  const Sharded whole = on_one_rank();
   for (const char* tag : {"a", "b"}) save(whole, {directory_.string(), tag, ""});
   for (const char* path : {"a", "a/", "b/../a"}) {
     whole.run(2, [&](FakeEngine& engine, Communicator& comm) {
@@ -102,9 +100,6 @@ TEST_F(SmallCheckpoint, BadClientStateIsAConfigErrorOnEveryRank) {
   EXPECT_THAT(names_in(directory_.path()), IsEmpty());
 }
 
-using testing::train;
-using testing::with_engine;
-
 // Every number of ranks, stage, shard group and place of the states, to every other. The reference
 // for two numbers of ranks is a job at stage 0 whose states are handed over in memory.
 // ZERORUN_MATRIX=1 runs all pairs, without it some: every job saves and loads with several others.
@@ -122,7 +117,7 @@ struct Setting {
                        kHomes[static_cast<int>(home)]);
   }
   Config config() const {
-    Config config = testing::job_config(stage, DType::fp32, home);
+    Config config = job_config(stage, DType::fp32, home);
     if (stage == 3) config.offload.param.device = home;
     if (home != OffloadDevice::none && ranks % 2 == 0) config.offload.optimizer.ratio = 0.4;
     config.zero.shard_group_size = group;
@@ -134,10 +129,10 @@ std::vector<Setting> all_settings() {
   std::vector<Setting> settings;
   for (int ranks = 1; ranks <= 4; ++ranks) {
     settings.push_back({ranks, 0});
-    for (int stage = 1; stage <= 3; ++stage) {
-      for (const auto home : {OffloadDevice::none, OffloadDevice::cpu, OffloadDevice::nvme}) {
-        settings.push_back({ranks, stage, home});
-      }
+    for (const auto& [stage, home] :
+         each(std::views::iota(1, 4),
+              std::array{OffloadDevice::none, OffloadDevice::cpu, OffloadDevice::nvme})) {
+      settings.push_back({ranks, stage, home});
     }
   }
   for (const auto& [stage, group] : {std::pair(1, 2), {3, 2}, {2, 1}}) {
@@ -216,37 +211,30 @@ TEST(Matrix, AnyJobContinuesWhatAnyOtherSaved) {
   }
 }
 
-}  // namespace
-}  // namespace zerorun
-
-namespace zerorun::call_path {
-namespace {
-
 // Few functions are between a save and the states that it reads, and ARCHITECTURE.md names them.
 // Remembers the stack of the last visit that reads.
-class WatchedEngine final : public FakeEngine {
- public:
+struct WatchedEngine final : FakeEngine {
   using FakeEngine::FakeEngine;
 
   void visit_states(StateAccess access, const StateVisit& visit) override {
-    if (access == StateAccess::read) frames = stack();
+    if (access == StateAccess::read) frames = call_path::stack();
     FakeEngine::visit_states(access, visit);
   }
 
-  Frames frames;
+  call_path::Frames frames;
 };
 
 TEST(SavePathTest, OfACheckpoint) {
   const TemporaryDirectory directory;
-  const FakeModel model = testing::small_model();
-  const testing::Cuts cuts = random_cuts(model, 2, 1);
-  testing::run_ranks(2, [&](Communicator& comm) {
+  const FakeModel model = small_model();
+  const Cuts cuts = random_cuts(model, 2, 1);
+  run_ranks(2, [&](Communicator& comm) {
     WatchedEngine engine(model, cuts, comm, 1);
-    const size_t caller = stack().size();
+    const size_t caller = call_path::stack().size();
     save_checkpoint(engine, comm, {.directory = directory.path().string(), .tag = "a"});
-    expect_path(engine.frames, caller, 7, "The path of a checkpoint");
+    call_path::expect_path(engine.frames, caller, 7, "The path of a checkpoint");
   });
 }
 
 }  // namespace
-}  // namespace zerorun::call_path
+}  // namespace zerorun::testing

@@ -15,8 +15,7 @@
 
 namespace zerorun::testing {
 
-// A folder that exists as long as this object; in memory where possible, since these tests sync
-// hundreds of files.
+// A folder for the life of this object; in memory if possible: these tests sync hundreds of files.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
@@ -78,8 +77,7 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
-// While this object exists, no file of this process grows beyond `nbytes`: a disk that is full, as
-// far as write() can tell.
+// While it exists, no file of this process exceeds `nbytes`: to write(), a disk that is full.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t nbytes) {
@@ -100,13 +98,3 @@ class FileSizeLimit {
 };
 
 }  // namespace zerorun::testing
-
-namespace zerorun {
-
-using testing::FileSizeLimit;
-using testing::names_in;
-using testing::read_file;
-using testing::TemporaryDirectory;
-using testing::write_file;
-
-}  // namespace zerorun

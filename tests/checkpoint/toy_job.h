@@ -1,8 +1,6 @@
 #pragma once
 
 #include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/paths.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/checkpoint.h"
 

@@ -2,7 +2,6 @@
 
 #include <new>
 
-#include "device/cpu/cpu_stream.h"
 #include "tests/harness.h"
 
 namespace zerorun::testing {

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <sys/mman.h>
 
-#include "device/cpu/cpu_stream.h"
 #include "tests/harness.h"
 
 namespace zerorun::testing::comm_call_path {

@@ -2,11 +2,8 @@
 
 #include <ostream>
 
-#include "core/check.h"
 #include "tests/comm/reference.h"
 #include "tests/harness.h"
-#include "zerorun/communicator.h"
-#include "zerorun/device.h"
 
 namespace zerorun::testing {
 
@@ -55,7 +52,7 @@ struct GpuRanks {
   std::function<std::shared_ptr<Communicator>(const CommunicatorOptions&)> make;
   bool shared = false;
   bool alone = false;  // without a store
-  std::chrono::milliseconds timeout = std::chrono::seconds(30);
+  std::chrono::milliseconds timeout = 30s;
 };
 inline TransportUnderTest on_gpus(std::string name, const GpuRanks& ranks) {
   const auto run = [ranks](int world_size, const TransportUnderTest::Body& body) {

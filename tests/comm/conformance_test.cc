@@ -4,8 +4,6 @@
 // size: the rules of one interface
 #include "tests/comm/conformance.h"
 
-#include "tests/error_of.h"
-
 namespace zerorun::testing {
 namespace {
 
@@ -34,8 +32,7 @@ constexpr std::array<int64_t, 4> kParts = {0, 1, 4099, 40009};  // times the wor
 bool is_large(int64_t numel) { return numel > 10000; }
 bool cut_like_others(DType dtype) { return dtype == DType::fp16 || dtype == DType::int64; }
 
-class ConformanceTest : public ::testing::TestWithParam<Setup> {
- protected:
+struct ConformanceTest : ::testing::TestWithParam<Setup> {
   void SetUp() override { GetParam().transport.enter(); }
   void TearDown() override { GetParam().transport.leave(); }
 
@@ -81,10 +78,9 @@ TEST_P(ConformanceTest, AllReduceAddsInAFixedTreeAndRoundsOnce) {
         }
       }
     }
-    for (const DType dtype : {DType::fp32, DType::int64}) {
-      for (const ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
-        expect_all_reduce(rank, {dtype, dtype, 1021, op});
-      }
+    for (const auto& [dtype, op] :
+         each(std::array{DType::fp32, DType::int64}, std::array{ReduceOp::max, ReduceOp::min})) {
+      expect_all_reduce(rank, {dtype, dtype, 1021, op});
     }
   });
 }
@@ -141,40 +137,35 @@ TEST_P(ConformanceTest, ReduceScatterGivesEachRankItsSlice) {
 
 TEST_P(ConformanceTest, AllGatherCollectsTheInputsInRankOrder) {
   on_all_ranks([](Rank& rank) {
-    for (const DType dtype : {DType::uint8, DType::bf16, DType::fp32}) {
-      for (const int64_t part : kParts) {
-        for (const bool in_place : {false, true}) {
-          const Bytes whole = random_values(dtype, part * rank.world_size(), 3);
-          const Bytes mine = part_of(whole, rank.number(), rank.world_size());
-          const TensorView out = rank.make(Bytes(whole.size()), dtype);
-          const TensorView in =
-              in_place ? out.slice(rank.number() * part, part) : rank.make(mine, dtype);
-          rank.write(in, mine);
-          rank->all_gather(in, out, Sync::collective, rank.stream(), "parameters").synchronize();
-          rank.expect(whole, out, fmt::format("{} {} {}", part, name_of(dtype), in_place));
-          rank.clear();
-        }
-      }
+    for (const auto& [dtype, part, in_place] :
+         each(std::array{DType::uint8, DType::bf16, DType::fp32}, kParts, kEither)) {
+      const Bytes whole = random_values(dtype, part * rank.world_size(), 3);
+      const Bytes mine = part_of(whole, rank.number(), rank.world_size());
+      const TensorView out = rank.make(Bytes(whole.size()), dtype);
+      const TensorView in =
+          in_place ? out.slice(rank.number() * part, part) : rank.make(mine, dtype);
+      rank.write(in, mine);
+      rank->all_gather(in, out, Sync::collective, rank.stream(), "parameters").synchronize();
+      rank.expect(whole, out, fmt::format("{} {} {}", part, name_of(dtype), in_place));
+      rank.clear();
     }
   });
 }
 
 TEST_P(ConformanceTest, AllToAllGivesEachRankItsSliceOfEveryInput) {
   on_all_ranks([](Rank& rank) {
-    for (const DType dtype : {DType::uint8, DType::fp32}) {
-      for (const int64_t part : kParts) {
-        const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, part * rank.world_size());
-        Bytes expected;
-        for (const Bytes& input : inputs) {
-          const Bytes slice = part_of(input, rank.number(), rank.world_size());
-          expected.insert(expected.end(), slice.begin(), slice.end());
-        }
-        const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
-        const TensorView out = rank.make(Bytes(expected.size()), dtype);
-        rank->all_to_all(in, out, rank.stream(), "gradients").synchronize();
-        rank.expect(expected, out, fmt::format("{} {}", part, name_of(dtype)));
-        rank.clear();
+    for (const auto& [dtype, part] : each(std::array{DType::uint8, DType::fp32}, kParts)) {
+      const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, part * rank.world_size());
+      Bytes expected;
+      for (const Bytes& input : inputs) {
+        const Bytes slice = part_of(input, rank.number(), rank.world_size());
+        expected.insert(expected.end(), slice.begin(), slice.end());
       }
+      const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
+      const TensorView out = rank.make(Bytes(expected.size()), dtype);
+      rank->all_to_all(in, out, rank.stream(), "gradients").synchronize();
+      rank.expect(expected, out, fmt::format("{} {}", part, name_of(dtype)));
+      rank.clear();
     }
   });
 }
@@ -251,15 +242,13 @@ TEST_P(ConformanceTest, RedistributeReadsNoMoreThanAnInputHas) {
 
 TEST_P(ConformanceTest, BroadcastCopiesFromEachRoot) {
   on_all_ranks([](Rank& rank) {
-    for (const int64_t numel : kSizes) {
-      for (int root = 0; root < rank.world_size(); ++root) {
-        const Bytes expected = random_values(DType::fp32, numel, static_cast<unsigned>(root));
-        const bool gives = rank.number() == root;
-        const TensorView inout = rank.make(gives ? expected : Bytes(expected.size()), DType::fp32);
-        rank->broadcast(inout, root, rank.stream(), "initial parameters").synchronize();
-        rank.expect(expected, inout, fmt::format("{} from {}", numel, root));
-        rank.clear();
-      }
+    for (const auto& [numel, root] : each(kSizes, std::views::iota(0, rank.world_size()))) {
+      const Bytes expected = random_values(DType::fp32, numel, static_cast<unsigned>(root));
+      const bool gives = rank.number() == root;
+      const TensorView inout = rank.make(gives ? expected : Bytes(expected.size()), DType::fp32);
+      rank->broadcast(inout, root, rank.stream(), "initial parameters").synchronize();
+      rank.expect(expected, inout, fmt::format("{} from {}", numel, root));
+      rank.clear();
     }
   });
 }
@@ -302,22 +291,22 @@ TEST_P(ConformanceTest, BarrierOrdersWritesBeforeReads) {
 
 TEST_P(ConformanceTest, AllocatedMemoryIsZeroAndAligned) {
   on_all_ranks([](Rank& rank) {
-    for (const Sharing sharing : {Sharing::per_rank, Sharing::per_host}) {
-      for (const size_t nbytes : {size_t{0}, size_t{1}, size_t{100000}, size_t{3} << 20}) {
-        const std::optional<Buffer> buffer = rank->allocate(nbytes, sharing);
-        if (sharing == Sharing::per_host && !rank.transport().has_host_memory) {
-          EXPECT_FALSE(buffer.has_value());
-          continue;
-        }
-        ASSERT_TRUE(buffer.has_value());
-        EXPECT_EQ(buffer->nbytes(), nbytes);
-        EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 64, 0U);
-        const auto bytes = view_of(*buffer, DType::uint8, static_cast<int64_t>(nbytes));
-        const Bytes values = rank.read(bytes);
-        EXPECT_TRUE(values == Bytes(nbytes)) << nbytes;
-        rank->barrier(rank.stream(), "read").synchronize();
-        if (sharing == Sharing::per_rank) rank.write(bytes, Bytes(nbytes, std::byte{1}));
+    for (const auto& [sharing, nbytes] :
+         each(std::array{Sharing::per_rank, Sharing::per_host},
+              std::array{size_t{0}, size_t{1}, size_t{100000}, size_t{3} << 20})) {
+      const std::optional<Buffer> buffer = rank->allocate(nbytes, sharing);
+      if (sharing == Sharing::per_host && !rank.transport().has_host_memory) {
+        EXPECT_FALSE(buffer.has_value());
+        continue;
       }
+      ASSERT_TRUE(buffer.has_value());
+      EXPECT_EQ(buffer->nbytes(), nbytes);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 64, 0U);
+      const auto bytes = view_of(*buffer, DType::uint8, static_cast<int64_t>(nbytes));
+      const Bytes values = rank.read(bytes);
+      EXPECT_TRUE(values == Bytes(nbytes)) << nbytes;
+      rank->barrier(rank.stream(), "read").synchronize();
+      if (sharing == Sharing::per_rank) rank.write(bytes, Bytes(nbytes, std::byte{1}));
     }
   });
 }
@@ -403,8 +392,8 @@ TEST_P(ConformanceTest, AbortIsTheErrorOfEveryLaterCall) {
     passed.arrive_and_wait();
     if (rank.number() == 0) rank->abort("loss is not finite");
     for (int call = 0; call < 2; ++call) {
-      EXPECT_THAT(error_of<CommError>([&] { rank->barrier(rank.stream(), "after").synchronize(); }),
-                  AllOf(HasSubstr("rank 0"), HasSubstr("loss is not finite")));
+      EXPECT_ERROR_OF(CommError, rank->barrier(rank.stream(), "after").synchronize(), "rank 0",
+                      "loss is not finite");
     }
     EXPECT_THROW(rank->allocate(8, Sharing::per_rank), CommError);
   });

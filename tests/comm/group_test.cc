@@ -1,7 +1,5 @@
 // Groups of ranks: who is in them, what is counted, and who learns of an error in one of them.
-#include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
-#include "tests/harness.h"
 
 namespace zerorun::testing::groups {
 namespace {
@@ -50,11 +48,10 @@ TEST(GroupTest, ARankThatLeavesEndsTheWaitsOfEveryGroupByName) {
       // that is there already says nothing of rank 0's wait.
       if (world.rank() == 0) begun.count_down();
       begun.wait();
-      if (world.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      if (world.rank() != 0) std::this_thread::sleep_for(50ms);
       Communicator& waits = world.rank() == 2 ? *grid.row : *grid.column;
-      const auto of_rank_3 =
-          AllOf(HasSubstr("rank 3"), HasSubstr("left"),
-                AnyOf(HasSubstr("'row 1: step 7'"), HasSubstr("'column 1: step 7'")));
+      const auto of_rank_3 = HasAll(
+          "rank 3", "left", AnyOf(HasSubstr("'row 1: step 7'"), HasSubstr("'column 1: step 7'")));
       // Who waits for another group's wait names both.
       const bool waits_for_rank_3 = world.rank() != 0;
       EXPECT_THAT(
@@ -81,18 +78,18 @@ TEST(GroupTest, AnAbortEndsTheWaitsInOtherGroups) {
       if (world.rank() != 0) told.wait();
       const std::string error = error_of_barrier(*grid.column, "step 7");
       if (world.rank() == 0) told.count_down();
-      EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("out of data")));
+      EXPECT_THAT(error, HasAll("rank 1", "out of data"));
     });
   }
 }
 
 TEST(GroupTest, ADeadlineNamesTheGroupAndTheRanksOfTheJob) {
   std::latch told(1);
-  run_ranks({.ranks = 4, .timeout = std::chrono::seconds(2)}, [&](Communicator& world) {
+  run_ranks({.ranks = 4, .timeout = 2s}, [&](Communicator& world) {
     const Grid grid(world);
     barrier(*grid.row, "step 6");
-    const auto of_row_1 = AllOf(HasSubstr("rank 2 waited"), HasSubstr("'row 1: step 7'"),
-                                HasSubstr("for rank 3 (pid"), HasSubstr("'row 1: step 6'"));
+    const auto of_row_1 =
+        HasAll("rank 2 waited", "'row 1: step 7'", "for rank 3 (pid", "'row 1: step 6'");
     if (world.rank() == 2) {
       EXPECT_THAT(error_of_barrier(*grid.row, "step 7"), of_row_1);
       told.count_down();
@@ -116,29 +113,27 @@ void expect_told_of(int killed, bool has_store, Processes& ranks) {
     if (survivor == killed) continue;
     EXPECT_THAT(
         ranks.result(survivor),
-        AllOf(HasSubstr(fmt::format("rank {}", killed)), HasSubstr("died"),
-              AnyOf(names_a_group_of(killed), names_a_group_of(has_store ? killed : survivor))))
+        HasAll(fmt::format("rank {}", killed), "died",
+               AnyOf(names_a_group_of(killed), names_a_group_of(has_store ? killed : survivor))))
         << "rank " << survivor << " when rank " << killed << " is killed";
   }
 }
 
 TEST(GroupTest, AKilledProcessEndsTheWaitsOfEveryGroupByName) {
-  for (const HostOf& host_of : kLayouts) {
-    for (const int killed : {3, 0}) {
-      Processes ranks({.ranks = 4, .host_of = host_of, .timeout = std::chrono::seconds(60)},
-                      [](Communicator& world, Shared& shared) -> std::string {
-                        const Grid grid(world);
-                        while (true) {
-                          barrier(*grid.row, "step 7");
-                          barrier(*grid.column, "step 7");
-                          ++shared.progress;
-                        }
-                      });
-      await(ranks.shared().progress, 40);
-      ranks.kill_rank(killed);
-      // Rank 0 serves the store of ranks on several hosts.
-      expect_told_of(killed, /*has_store=*/killed != 0 || host_of(0) == host_of(3), ranks);
-    }
+  for (const auto& [host_of, killed] : each(kLayouts, std::array{3, 0})) {
+    Processes ranks({.ranks = 4, .host_of = host_of, .timeout = 60s},
+                    [](Communicator& world, Shared& shared) -> std::string {
+                      const Grid grid(world);
+                      while (true) {
+                        barrier(*grid.row, "step 7");
+                        barrier(*grid.column, "step 7");
+                        ++shared.progress;
+                      }
+                    });
+    await(ranks.shared().progress, 40);
+    ranks.kill_rank(killed);
+    // Rank 0 serves the store of ranks on several hosts.
+    expect_told_of(killed, /*has_store=*/killed != 0 || host_of(0) == host_of(3), ranks);
   }
 }
 
@@ -195,10 +190,9 @@ void split_down(Communicator& parent, unsigned seed, int depth) {
 
 TEST(SplitTest, GroupsOfGroupsAreThoseThatColorsAndKeysSay) {
   for (const HostOf& host_of : kLayoutsOfSix) {
-    run_ranks({.ranks = kRanks, .host_of = host_of, .timeout = std::chrono::seconds(60)},
-              [](Communicator& world) {
-                for (unsigned seed = 1; seed <= 6; ++seed) split_down(world, seed, 3);
-              });
+    run_ranks({.ranks = kRanks, .host_of = host_of, .timeout = 60s}, [](Communicator& world) {
+      for (unsigned seed = 1; seed <= 6; ++seed) split_down(world, seed, 3);
+    });
   }
 }
 
@@ -210,24 +204,23 @@ struct Held {
 
 TEST(SplitTest, GroupsThatEndLeaveNothing) {
   for (const HostOf& host_of : kLayoutsOfSix) {
-    run_ranks({.ranks = 4, .host_of = host_of, .timeout = std::chrono::seconds(60)},
-              [](Communicator& world) {
-                Held before;
-                for (int round = 0; round < 12; ++round) {
-                  barrier(world, "");
-                  if (round == 2) before = Held();
-                  barrier(world, "");
-                  const auto half = world.split(world.rank() % 2, 0, "half");
-                  gathered(*half, 0);
-                  half->split(0, -half->rank(), "half of it")->barrier(*make_inline_stream(), "");
-                }
-                barrier(world, "");
-                const Held after;
-                EXPECT_LE(after.descriptors, before.descriptors + 8);
-                EXPECT_LE(after.threads, before.threads + 4);
-                EXPECT_LE(after.memory, before.memory);
-                barrier(world, "");
-              });
+    run_ranks({.ranks = 4, .host_of = host_of, .timeout = 60s}, [](Communicator& world) {
+      Held before;
+      for (int round = 0; round < 12; ++round) {
+        barrier(world, "");
+        if (round == 2) before = Held();
+        barrier(world, "");
+        const auto half = world.split(world.rank() % 2, 0, "half");
+        gathered(*half, 0);
+        half->split(0, -half->rank(), "half of it")->barrier(*make_inline_stream(), "");
+      }
+      barrier(world, "");
+      const Held after;
+      EXPECT_LE(after.descriptors, before.descriptors + 8);
+      EXPECT_LE(after.threads, before.threads + 4);
+      EXPECT_LE(after.memory, before.memory);
+      barrier(world, "");
+    });
   }
 }
 
@@ -248,8 +241,7 @@ TEST(SplitTest, RanksThatDivergeInAGroupGetItsName) {
         half->broadcast(view_of(std::span(&word, 1)), 0, *make_inline_stream(), "word")
             .synchronize();
       });
-      EXPECT_THAT(error, AllOf(HasSubstr("h1: step"), HasSubstr("h1: word"), HasSubstr("rank 2"),
-                               HasSubstr("rank 3")));
+      EXPECT_THAT(error, HasAll("h1: step", "h1: word", "rank 2", "rank 3"));
     });
   }
 }

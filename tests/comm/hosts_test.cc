@@ -4,7 +4,6 @@
 #include "comm/hierarchical/connecting.h"
 #include "comm/hierarchical/topology.h"
 #include "comm/waiting.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/comm/reference.h"
 #include "tests/harness.h"
 
@@ -168,8 +167,8 @@ TEST(HostsTest, ARankThatDoesNotJoinIsNamed) {
         options_of_rank(rank, 3, store, std::chrono::milliseconds(rank == 0 ? 300 : 2000));
     options.host = std::to_string(rank);
     const std::string error = error_of([&] { make_communicator(options); });
-    EXPECT_THAT(error, AllOf(HasSubstr(fmt::format("rank {} waited", rank)),
-                             HasSubstr(rank == 0 ? "2 of 3 to join" : "all 3 ranks")));
+    EXPECT_THAT(error, HasAll(fmt::format("rank {} waited", rank),
+                              rank == 0 ? "2 of 3 to join" : "all 3 ranks"));
   });
 }
 
@@ -177,7 +176,7 @@ TEST(HostsTest, ARankThatDoesNotJoinIsNamed) {
 using Clock = std::chrono::steady_clock;
 
 // Far beyond what a peer's error takes: only a lost one reaches it.
-constexpr std::chrono::seconds kTimeout{60};
+constexpr auto kTimeout = 60s;
 
 CommunicatorOptions options_of(int rank, int world_size, std::shared_ptr<Store> store) {
   CommunicatorOptions options = options_of_rank(rank, world_size, std::move(store), kTimeout);
@@ -192,9 +191,8 @@ TEST(Connecting, AnInterfaceThatOneHostDoesNotHaveIsTheErrorOfAll) {
     run_threads(3, [&](int rank) {
       CommunicatorOptions options = options_of(rank, 3, store);
       if (rank == failing) options.interface = "nosuch0";
-      EXPECT_THAT(error_of([&] { make_communicator(options); }),
-                  AllOf(HasSubstr("rank " + std::to_string(failing) + " cannot exchange"),
-                        HasSubstr("nosuch0")));
+      EXPECT_ERROR(make_communicator(options),
+                   "rank " + std::to_string(failing) + " cannot exchange", "nosuch0");
     });
     EXPECT_LT(Clock::now() - started, kTimeout / 2);
   }
@@ -206,14 +204,13 @@ TEST(Connecting, AnAddressThatEveryHostHasForItselfIsAnError) {
     CommunicatorOptions options = options_of(rank, 2, store);
     options.interface = "lo";
     options.master_addr = "198.51.100.1";
-    EXPECT_THAT(error_of([&] { make_communicator(options); }),
-                HasSubstr("'lo' has the address 127.0.0.1, which every host has for itself"));
+    EXPECT_ERROR(make_communicator(options),
+                 "'lo' has the address 127.0.0.1, which every host has for itself");
   });
 }
 
 // The store of a rank that fails when it asks for a peer's address.
-class BrokenStore final : public testing::ForwardingStore {
- public:
+struct BrokenStore final : testing::ForwardingStore {
   using ForwardingStore::ForwardingStore;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     if (key.find("/link/") != std::string::npos) throw CommError("rank 1 cannot go on");
@@ -240,7 +237,7 @@ TEST(Connecting, ARankThatFailsAfterItHasToldItsAddressIsHeard) {
 
 TEST(Connecting, AConnectionThatIsWaitedForTooLongIsAnErrorThatNamesThePeer) {
   CommunicatorOptions common = options_of(0, 2, make_memory_store());
-  common.timeout = std::chrono::milliseconds(300);
+  common.timeout = 300ms;
   const GroupOptions options(common);
   const Topology topology({"a", "b"});
   hierarchical::Connecting connecting(options, topology);
@@ -249,8 +246,7 @@ TEST(Connecting, AConnectionThatIsWaitedForTooLongIsAnErrorThatNamesThePeer) {
                 connecting.run(
                     1, [&] { cancelled.get_future().wait(); }, [&] { cancelled.set_value(); });
               }),
-              AllOf(HasSubstr("rank 0 waited 0."), HasSubstr("for rank 1 to make a connection"),
-                    HasSubstr("GLOO_SOCKET_IFNAME")));
+              HasAll("rank 0 waited 0.", "for rank 1 to make a connection", "GLOO_SOCKET_IFNAME"));
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include "tests/common.h"
 #include "tests/gate.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing::job_state_test {
 namespace {
@@ -10,8 +9,7 @@ namespace {
 std::string no_error() { return ""; }
 void ignore(std::string_view /*error*/) {}
 
-class JobStateTest : public ::testing::Test {
- protected:
+struct JobStateTest : ::testing::Test {
   using Member = std::shared_ptr<void>;
   // A member that is told errors by `told`, and whose own error is `error`'s answer.
   Member join(std::function<void(std::string_view)> told,
@@ -48,8 +46,8 @@ TEST_F(JobStateTest, AnAbortDoesNotWaitForAMemberThatIsAsked) {
   auto looking = propagate();
   asked_.pass();
   auto failing = fail();
-  EXPECT_EQ(told.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
-  EXPECT_EQ(failing.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  EXPECT_EQ(told.get_future().wait_for(10s), std::future_status::ready);
+  EXPECT_EQ(failing.wait_for(10s), std::future_status::ready);
   answer_.open();
 }
 
@@ -66,7 +64,7 @@ TEST_F(JobStateTest, AMemberMayNeedThatAnotherIsToldBeforeItEnds) {
     first.pass();
   });
   auto failing = fail();
-  EXPECT_EQ(failing.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  EXPECT_EQ(failing.wait_for(10s), std::future_status::ready);
   first.open();
   second.open();
 }
@@ -96,7 +94,7 @@ TEST_F(JobStateTest, OneThreadLooksForAllUntilTheyLeave) {
     return looks;
   };
   const auto all_reach = [&](int least, int count) {  // the first ones
-    job_->look_within(std::chrono::milliseconds(0));
+    job_->look_within(0ms);
     const std::array<int, 3> now = looked();
     return *std::min_element(now.begin(), now.begin() + count) >= least;
   };
@@ -129,12 +127,12 @@ TEST_F(JobStateTest, OthersComeAndGoWhileOneLooks) {
     after.reset();
     job_->watch(idle).reset();
   });
-  EXPECT_EQ(others.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  EXPECT_EQ(others.wait_for(10s), std::future_status::ready);
   auto leaving = std::async(std::launch::async, [&] {
     slow.reset();
     return looking.load();
   });
-  EXPECT_EQ(leaving.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  EXPECT_EQ(leaving.wait_for(100ms), std::future_status::timeout);
   answer_.open();
   EXPECT_FALSE(leaving.get());
 }

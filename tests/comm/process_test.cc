@@ -2,7 +2,6 @@
 #include "comm/agreement.h"
 #include "comm/hierarchical/topology.h"
 #include "comm/rendezvous/tcp_store.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
 #include "tests/comm/reference.h"
 
@@ -52,8 +51,7 @@ TEST(ProcessTest, SurvivorsOfAKillNameTheDeadRankAndTheOperation) {
   await(ranks.shared().progress, 20);
   ranks.kill_rank(1);
   for (const int survivor : {0, 2}) {
-    EXPECT_THAT(ranks.result(survivor),
-                AllOf(HasSubstr("rank 1 (pid"), HasSubstr("died while"), HasSubstr("'bucket 3'")));
+    EXPECT_THAT(ranks.result(survivor), HasAll("rank 1 (pid", "died while", "'bucket 3'"));
   }
   EXPECT_EQ(ranks.result(1), "");
 }
@@ -63,7 +61,7 @@ TEST(ProcessTest, ADeathIsNoticedWhileMemoryIsAllocated) {
     if (communicator.rank() == 1) _exit(0);
     return error_of([&] { communicator.allocate(1 << 20, Sharing::per_rank); });
   });
-  EXPECT_THAT(ranks.result(0), AllOf(HasSubstr("rank 1 (pid"), HasSubstr("allocate")));
+  EXPECT_THAT(ranks.result(0), HasAll("rank 1 (pid", "allocate"));
 }
 
 TEST(ProcessTest, AForkedChildDoesNotLeaveInItsParentsName) {
@@ -142,9 +140,8 @@ void expect_news(const Case& c) {
                   });
   for (int rank = 0; rank < kRanks; ++rank) {
     if (rank == c.dies) continue;
-    EXPECT_THAT(ranks.result(rank),
-                AllOf(HasSubstr(fmt::format("rank {} (pid", c.dies)),
-                      AnyOf(HasSubstr("died"), HasSubstr("store")), HasSubstr("split")))
+    EXPECT_THAT(ranks.result(rank), HasAll(fmt::format("rank {} (pid", c.dies),
+                                           AnyOf(HasSubstr("died"), HasSubstr("store")), "split"))
         << "rank " << rank << ", hosts of " << c.ranks_of_host << ", "
         << (c.neighbours ? "neighbours" : "every other rank") << ", rank " << c.dies
         << " dies, end " << static_cast<int>(c.end);
@@ -158,10 +155,8 @@ TEST(SplitFailureTest, ADeadRankOfOneHostIsNoticedByAllGroups) {
 }
 
 TEST(SplitFailureTest, ADeadRankOfSeveralHostsIsNoticedByAllGroups) {
-  for (const End end : kEnds) {
-    for (const int dies : {2, 3}) {
-      for (const bool neighbours : {true, false}) expect_news({2, neighbours, dies, end});
-    }
+  for (const auto& [end, dies] : each(kEnds, std::array{2, 3})) {
+    for (const bool neighbours : {true, false}) expect_news({2, neighbours, dies, end});
   }
 }
 

@@ -11,7 +11,6 @@
 
 #include "os/file_descriptor.h"
 #include "tests/harness.h"
-#include "zerorun/communicator.h"
 
 namespace zerorun::testing {
 

@@ -3,7 +3,6 @@
 #include "core/check.h"
 #include "tests/common.h"
 #include "zerorun/communicator.h"
-#include "zerorun/tensor.h"
 
 // Inputs of collectives and their results, computed one element at a time.
 namespace zerorun::testing {

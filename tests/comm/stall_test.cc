@@ -4,18 +4,15 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/stall_report.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
-#include "tests/scratch.h"
 
 namespace zerorun::testing::stall_test {
 namespace {
 
 constexpr int kRanks = 4;
-constexpr std::chrono::seconds kTimeout{3};
+constexpr auto kTimeout = 3s;
 
-class StallTest : public ::testing::Test {
- protected:
+struct StallTest : ::testing::Test {
   void SetUp() override { setenv("ZERORUN_STALL_FILE", file_.c_str(), 1); }
   void TearDown() override { unsetenv("ZERORUN_STALL_FILE"); }
 
@@ -38,7 +35,7 @@ class StallTest : public ::testing::Test {
       const std::string error = ranks.result(rank);
       if (rank == 0) first = error;
       EXPECT_EQ(error, first);
-      EXPECT_THAT(error, AllOf(HasSubstr("waited"), HasSubstr("'bucket 7'")));
+      EXPECT_THAT(error, HasAll("waited", "'bucket 7'"));
     }
     text = ::testing::internal::GetCapturedStderr();
     return nlohmann::json::parse(std::ifstream(file_));
@@ -79,7 +76,7 @@ TEST_F(StallTest, ARankThatWasStoppedIsSaidToBe) {
 TEST_F(StallTest, OneOfTheRanksOfAHostThatWaitSaysItForAll) {
   ::testing::internal::CaptureStderr();
   Processes ranks(kRanks, [](Communicator& communicator, Shared&) -> std::string {
-    if (communicator.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(10500));
+    if (communicator.rank() == 3) std::this_thread::sleep_for(10500ms);
     barrier(communicator, "late");
     return "came";
   });
@@ -94,7 +91,7 @@ TEST_F(StallTest, OneTableShowsTheRanksOfAllHosts) {
     std::string text;
     const nlohmann::json report = report_of(hosts_of(ranks_of_host), -1, text);
     EXPECT_EQ(count(text, "stands still"), 1) << text;
-    EXPECT_THAT(text, AllOf(HasSubstr("outside of collectives"), HasSubstr(file_)));
+    EXPECT_THAT(text, HasAll("outside of collectives", file_));
     ASSERT_EQ(report["ranks"].size(), kRanks);
     const nlohmann::json& stuck = report["ranks"][3];
     EXPECT_TRUE(stuck["waits_for"].is_null());
@@ -139,8 +136,8 @@ TEST_F(StallTest, AJobOfManyRanksShowsSomeOfThoseThatWait) {
   CommunicatorOptions options;
   options.world_size = 1000;
   const std::string table = StallReport("rank 0 waited", GroupOptions(options), ranks).table();
-  EXPECT_THAT(table, AllOf(HasSubstr("and 867 more ranks that wait"), HasSubstr("\n   700  "),
-                           HasSubstr("100 ranks are on hosts that did not answer")));
+  EXPECT_THAT(table, HasAll("and 867 more ranks that wait", "\n   700  ",
+                            "100 ranks are on hosts that did not answer"));
   EXPECT_LT(count(table, "\n"), 45U);
 }
 

@@ -1,9 +1,6 @@
 #include "config/docs/report.h"
 #include "config/elasticity.h"
-#include "tests/common.h"
 #include "tests/config/support.h"
-#include "tests/paths.h"
-#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
@@ -35,19 +32,17 @@ TEST(ResolveBatch, AgreesWithASearchOverSmallNumbers) {
   constexpr int64_t kLimit = 26;
   for (int world_size = 1; world_size <= 5; ++world_size) {
     for (int64_t total = 0; total <= kLimit; ++total) {
-      for (int64_t micro = 0; micro <= 7; ++micro) {
-        for (int64_t steps = 0; steps <= 7; ++steps) {
-          const BatchConfig given{total, micro, steps};
-          const std::optional<BatchConfig> expected = search(given, world_size, kLimit);
-          const std::string error = batch_error(given, world_size);
-          ASSERT_EQ(error.empty(), expected.has_value())
-              << total << ' ' << micro << ' ' << steps << ' ' << world_size << ": " << error;
-          if (!expected) continue;
-          const BatchConfig batch = resolve_batch(given, world_size);
-          ASSERT_EQ(batch.train_batch_size, expected->train_batch_size);
-          ASSERT_EQ(batch.micro_batch_size, expected->micro_batch_size);
-          ASSERT_EQ(batch.accumulation_steps, expected->accumulation_steps);
-        }
+      for (const auto& [micro, steps] : each(std::views::iota(0, 8), std::views::iota(0, 8))) {
+        const BatchConfig given{total, micro, steps};
+        const std::optional<BatchConfig> expected = search(given, world_size, kLimit);
+        const std::string error = batch_error(given, world_size);
+        ASSERT_EQ(error.empty(), expected.has_value())
+            << total << ' ' << micro << ' ' << steps << ' ' << world_size << ": " << error;
+        if (!expected) continue;
+        const BatchConfig batch = resolve_batch(given, world_size);
+        ASSERT_EQ(batch.train_batch_size, expected->train_batch_size);
+        ASSERT_EQ(batch.micro_batch_size, expected->micro_batch_size);
+        ASSERT_EQ(batch.accumulation_steps, expected->accumulation_steps);
       }
     }
   }
@@ -84,14 +79,10 @@ int check_offers(const BatchConfig& given, int world_size) {
 
 TEST(ResolveBatch, OffersSettingsThatAreValid) {
   int checked = 0;
-  for (int world_size = 1; world_size <= 4; ++world_size) {
-    for (int64_t total = 1; total <= 20; ++total) {
-      for (int64_t micro = 0; micro <= 5; ++micro) {
-        for (int64_t steps = 0; steps <= 5; ++steps) {
-          checked += check_offers({total, micro, steps}, world_size);
-        }
-      }
-    }
+  for (const auto& [world_size, total, micro, steps] :
+       each(std::views::iota(1, 5), std::views::iota(1, 21), std::views::iota(0, 6),
+            std::views::iota(0, 6))) {
+    checked += check_offers({total, micro, steps}, world_size);
   }
   EXPECT_GT(checked, 1000);
 }
@@ -126,8 +117,8 @@ TEST(ResolveBatch, RejectsWhatIsNoCount) {
 TEST(ResolveBatch, ContradictionsInAFileNameFileKeyAndPosition) {
   const auto expect = [](std::string_view json, const std::string& message) {
     ParsedConfig parsed = parse_config(json, "ds.json");
-    EXPECT_THAT([&] { resolve_auto(parsed, {.world_size = 2}); },
-                ThrowsMessage<ConfigError>(StartsWith("ds.json: 1 problem\n  1. " + message)))
+    EXPECT_ERROR_OF(ConfigError, resolve_auto(parsed, {.world_size = 2}),
+                    StartsWith("ds.json: 1 problem\n  1. " + message))
         << json;
   };
   expect("{\n  \"train_micro_batch_size_per_gpu\": 3,\n  \"train_batch_size\": 10}",
@@ -138,17 +129,14 @@ TEST(ResolveBatch, ContradictionsInAFileNameFileKeyAndPosition) {
 
 TEST(ResolveBatch, SurvivesTheLargestNumbers) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  for (const int64_t total : {int64_t{0}, int64_t{1}, kMax - 1, kMax}) {
-    for (const int64_t micro : {int64_t{0}, int64_t{1}, kMax / 2, kMax}) {
-      for (const int64_t steps : {int64_t{0}, int64_t{1}, kMax}) {
-        for (const int ranks : {1, 3, std::numeric_limits<int>::max()}) {
-          if (!batch_error({total, micro, steps}, ranks).empty()) continue;
-          const BatchConfig batch = resolve_batch({total, micro, steps}, ranks);
-          EXPECT_EQ(batch.train_batch_size / batch.micro_batch_size / batch.accumulation_steps,
-                    ranks);
-        }
-      }
-    }
+  for (const auto& [total, micro, steps, ranks] :
+       each(std::array{int64_t{0}, int64_t{1}, kMax - 1, kMax},
+            std::array{int64_t{0}, int64_t{1}, kMax / 2, kMax},
+            std::array{int64_t{0}, int64_t{1}, kMax},
+            std::array{1, 3, std::numeric_limits<int>::max()})) {
+    if (!batch_error({total, micro, steps}, ranks).empty()) continue;
+    const BatchConfig batch = resolve_batch({total, micro, steps}, ranks);
+    EXPECT_EQ(batch.train_batch_size / batch.micro_batch_size / batch.accumulation_steps, ranks);
   }
   EXPECT_THAT(batch_error({0, kMax, 2}, 1), HasSubstr("more than 2^63"));
 }
@@ -170,7 +158,7 @@ TEST(Elasticity, IsDeepSpeeds) {
     const ParsedConfig parsed =
         parse_config(nlohmann::json{{"elasticity", one.at("section")}}.dump());
     if (!one.contains("batch")) {
-      EXPECT_THAT(error_of<ConfigError>([&] { batch_for(parsed, ranks); }), HasSubstr("got "));
+      EXPECT_ERROR_OF(ConfigError, batch_for(parsed, ranks), "got ");
       continue;
     }
     const ElasticBatch batch = elastic_batch(elasticity_of(parsed), ranks);
@@ -194,8 +182,8 @@ TEST(Elasticity, TakesThePlaceOfTheBatchKeys) {
   const std::string shown = show_config(parsed, {.world_size = 2});
   EXPECT_THAT(shown, HasSubstr("\"train_batch_size\": 96,  // inferred"));
   parsed.config.batch = {.micro_batch_size = 4};
-  EXPECT_THAT(error_of<ConfigError>([&] { batch_for(parsed, 2); }),
-              HasSubstr("the program sets /train_micro_batch_size_per_gpu to 4"));
+  EXPECT_ERROR_OF(ConfigError, batch_for(parsed, 2),
+                  "the program sets /train_micro_batch_size_per_gpu to 4");
 }
 
 TEST(Elasticity, SaysWhatIsWrongAndWhere) {
@@ -207,14 +195,14 @@ TEST(Elasticity, SaysWhatIsWrongAndWhere) {
   says(R"("version": 0.1, "model_parallel_size": 2)", "2 needs version 0.2");
   says(R"("num_gpus_per_node": 3, "model_parallel_size": 2)", "not a multiple");
   EXPECT_THAT(problems_of(R"({"elasticity": {"enabled": true, "micro_batch_sizes": [3000]}})"),
-              AllOf(HasSubstr("max_train_batch_size (1:28): missing"),
-                    HasSubstr("3000 is more than max_train_batch_size, 2000")));
+              HasAll("max_train_batch_size (1:28): missing",
+                     "3000 is more than max_train_batch_size, 2000"));
   const ParsedConfig parsed = parse_config(elastic(R"("version": 0.1)"), "e.json");
   ParsedConfig resolved = parsed;
-  EXPECT_THAT(
-      error_of<ConfigError>([&] { resolve_auto(resolved, {.world_size = 7}); }),
-      HasSubstr("/elasticity/enabled (1:28): elasticity's batch of 96 samples suits 1, 2, 3, 4, 6, "
-                "8, 12, 16, 24 ranks, got 7; nearest: 6 or 8"));
+  EXPECT_ERROR_OF(
+      ConfigError, resolve_auto(resolved, {.world_size = 7}),
+      "/elasticity/enabled (1:28): elasticity's batch of 96 samples suits 1, 2, 3, 4, 6, "
+      "8, 12, 16, 24 ranks, got 7; nearest: 6 or 8");
 }
 
 TEST(Elasticity, IsReported) {
@@ -223,13 +211,13 @@ TEST(Elasticity, IsReported) {
   EXPECT_THAT(check_report(path),
               HasSubstr("elastic batch: 96 samples on 1, 2, 3, 4, 6, 8, 12, 16, 24 ranks\n"));
   EXPECT_THAT(elasticity_report(path, 8),
-              AllOf(StartsWith(path + ": elasticity 0.1\n  train_batch_size: 96\n"),
-                    HasSubstr("\n  train_micro_batch_size_per_gpu: 6\n")));
+              HasAll(StartsWith(path + ": elasticity 0.1\n  train_batch_size: 96\n"),
+                     "\n  train_micro_batch_size_per_gpu: 6\n"));
   const std::string few =
       scratch.write("few.json", elastic(R"("version": 0.1, "min_gpus": 25, "max_gpus": 26)"));
   EXPECT_THAT(elasticity_report(few, 0), HasSubstr("ranks: none from min_gpus to max_gpus"));
   const std::string off = scratch.write("off.json", "{}");
-  EXPECT_THAT(error_of<ConfigError>([&] { elasticity_report(off, 0); }), HasSubstr("not true"));
+  EXPECT_ERROR_OF(ConfigError, elasticity_report(off, 0), "not true");
 }
 
 }  // namespace

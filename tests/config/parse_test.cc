@@ -1,5 +1,4 @@
 #include "config/json/reader.h"
-#include "tests/common.h"
 #include "tests/config/support.h"
 
 namespace zerorun {

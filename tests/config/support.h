@@ -4,8 +4,6 @@
 
 #include "config/keys/key_table.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "zerorun/config.h"
 
 namespace zerorun {
 

@@ -1,7 +1,6 @@
 #include "zerorun/dtype.h"
 
 #include "tests/common.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

@@ -5,7 +5,6 @@
 #include "core/parallel.h"
 #include "tests/common.h"
 #include "zerorun/device.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 
@@ -43,6 +42,7 @@ class DeviceArray {
   }
 
   TensorView view() const { return whole().slice(offset_, numel_); }
+  operator TensorView() const { return view(); }  // NOLINT: reads as a tensor in calls
 
   // The values when the stream is done; fails the test when the guards were written to.
   std::vector<T> host() const {
@@ -73,8 +73,7 @@ class DeviceArray {
   const Buffer buffer_;
 };
 
-class DeviceConformance : public ::testing::TestWithParam<DeviceUnderTest> {
- protected:
+struct DeviceConformance : ::testing::TestWithParam<DeviceUnderTest> {
   void SetUp() override {
     GetParam().enter();
     device_ = GetParam().make();
@@ -112,6 +111,9 @@ void for_types(const Check& check) {
 inline std::string name_of_device(const ::testing::TestParamInfo<DeviceUnderTest>& info) {
   return info.param.name;
 }
+#define ZR_ON_ALL_DEVICES(suite)                                                      \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite, ::testing::ValuesIn(devices_under_test()), \
+                           name_of_device)
 
 // Runs `body` with 1, 2 and 5 threads in parallel_for, where the build has threads there.
 inline void for_thread_counts(const std::function<void()>& body) {

@@ -2,9 +2,7 @@
 
 #include "device/slot_ring.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/gate.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {

@@ -16,8 +16,7 @@ struct Votes {
   int64_t squares = 147;
 };
 
-class DecisionConformance : public DeviceConformance {
- protected:
+struct DecisionConformance : DeviceConformance {
   // `cut`: what comes behind it is on the host.
   void decide(const std::vector<float>& gradient, const StepRule& rule, TensorView decision,
               const Votes& votes = {}, std::optional<int64_t> cut = {}) {
@@ -28,16 +27,15 @@ class DecisionConformance : public DeviceConformance {
     const auto words = array(std::vector<int64_t>(segments.size() * ExactSum::kWords));
     const auto common = array(std::vector<int64_t>{votes.any, votes.late});
     const auto same = array(std::vector<int64_t>{votes.sum, votes.squares});
-    device_->sum_of_squares(*stream_, src.view(), segments, words.view());
-    device_->decide(
-        *stream_, {.words = words.view(), .votes = common.view(), .same = same.view(), .ranks = 3},
-        rule, decision);
+    device_->sum_of_squares(*stream_, src, segments, words);
+    device_->decide(*stream_, {.words = words, .votes = common, .same = same, .ranks = 3}, rule,
+                    decision);
     stream_->synchronize();
   }
   std::vector<float> decided(const std::vector<float>& gradient, const StepRule& rule,
                              const Votes& votes = {}, std::optional<int64_t> cut = {}) {
     const auto decision = array(std::vector<float>{3.0F, 3.0F});
-    decide(gradient, rule, decision.view(), votes, cut);
+    decide(gradient, rule, decision, votes, cut);
     return decision.host();
   }
 
@@ -58,26 +56,23 @@ class DecisionConformance : public DeviceConformance {
 };
 
 TEST_P(DecisionConformance, HasTheBitsOfTheHosts) {
-  for (const double divisor : {1.0, 8.0, 3.0, 3 * 65536.0}) {
-    for (const double clipping : {0.0, 1e-3, 0.7, 1e9}) {
-      for (const DType dtype : {DType::fp32, DType::bf16}) {
-        Config config;
-        config.gradient_clipping = clipping;
-        config.precision.param_dtype = dtype;
-        config.precision.check_grad_overflow = false;
-        const StepRule rule = StepDecider(config, divisor).rule();
-        for (int i = 0; i < 12; ++i) {
-          // Norms over 20 powers of ten; zeros.
-          std::vector<float> gradient(512);
-          for (size_t k = 0; k < gradient.size() && i > 0; ++k) {
-            gradient[k] = std::pow(10.0F, static_cast<float>(2 * i - 12)) *
-                          std::sin(static_cast<float>(k) + static_cast<float>(i));
-          }
-          if (i == 11) gradient[300] = kInfinity;
-          EXPECT_EQ(bits_of(decided(gradient, rule)), bits_of(expected(gradient, config, divisor)))
-              << divisor << " " << clipping << " " << i;
-        }
+  for (const auto& [divisor, clipping, dtype] :
+       each(std::array{1.0, 8.0, 3.0, 3 * 65536.0}, std::array{0.0, 1e-3, 0.7, 1e9}, kFp32Bf16)) {
+    Config config;
+    config.gradient_clipping = clipping;
+    config.precision.param_dtype = dtype;
+    config.precision.check_grad_overflow = false;
+    const StepRule rule = StepDecider(config, divisor).rule();
+    for (int i = 0; i < 12; ++i) {
+      // Norms over 20 powers of ten; zeros.
+      std::vector<float> gradient(512);
+      for (size_t k = 0; k < gradient.size() && i > 0; ++k) {
+        gradient[k] = std::pow(10.0F, static_cast<float>(2 * i - 12)) *
+                      std::sin(static_cast<float>(k) + static_cast<float>(i));
       }
+      if (i == 11) gradient[300] = kInfinity;
+      EXPECT_EQ(bits_of(decided(gradient, rule)), bits_of(expected(gradient, config, divisor)))
+          << divisor << " " << clipping << " " << i;
     }
   }
 }
@@ -102,31 +97,25 @@ TEST_P(DecisionConformance, TakesNoStepThatTheRanksDoNotAgreeOn) {
 TEST_P(DecisionConformance, IsReadByTheUpdate) {
   const std::vector<float> ones(1000, 1.0F);
   const std::vector<float> nan(4, kNan);
-  for (const bool aligned : {true, false}) {
-    for (const bool taken : {true, false}) {
-      const auto decision = array(std::vector<float>(2));
-      decide(taken ? ones : nan, {.average = 0.25}, decision.view());
-      const auto master = array(ones, aligned ? 0 : 1);
-      const auto state = array(ones, aligned ? 0 : 3);
-      const auto grad = array(ones, aligned ? 0 : 5);
-      // grad_scale is not what counts
-      UpdateSegment segment{.numel = 1000};
-      segment.scalars = {.rule = UpdateRule::sgd, .lr = 0.5F, .beta1 = 0.5, .grad_scale = 77.0F};
-      segment.scalars.step = 2;
-      update({.master = master.view(),
-              .grad = grad.view(),
-              .param = master.view(),
-              .states = {state.view()},
-              .decision = decision.view()},
-             {segment});
-      EXPECT_EQ(state.host(), std::vector<float>(1000, taken ? 0.75F : 1.0F));
-      EXPECT_EQ(master.host(), std::vector<float>(1000, taken ? 0.625F : 1.0F));
-    }
+  for (const auto& [aligned, taken] : each(kEither, kEither)) {
+    const auto decision = array(std::vector<float>(2));
+    decide(taken ? ones : nan, {.average = 0.25}, decision);
+    const auto master = array(ones, aligned ? 0 : 1);
+    const auto state = array(ones, aligned ? 0 : 3);
+    const auto grad = array(ones, aligned ? 0 : 5);
+    // grad_scale is not what counts
+    UpdateSegment segment{.numel = 1000};
+    segment.scalars = {.rule = UpdateRule::sgd, .lr = 0.5F, .beta1 = 0.5, .grad_scale = 77.0F};
+    segment.scalars.step = 2;
+    update(
+        {.master = master, .grad = grad, .param = master, .states = {state}, .decision = decision},
+        {segment});
+    EXPECT_EQ(state.host(), std::vector<float>(1000, taken ? 0.75F : 1.0F));
+    EXPECT_EQ(master.host(), std::vector<float>(1000, taken ? 0.625F : 1.0F));
   }
 }
 
-class TrustRatioConformance : public DecisionConformance {
- protected:
+struct TrustRatioConformance : DecisionConformance {
   static constexpr int64_t kNumel = 300;  // of a parameter
 
   // The sums of the squares of parameters of kNumel elements each.
@@ -136,7 +125,7 @@ class TrustRatioConformance : public DecisionConformance {
     for (int64_t i = 0; i < count; ++i) segments.push_back({i * kNumel, kNumel, i});
     const auto src = array(values);
     const auto words = array(std::vector<int64_t>(static_cast<size_t>(count * ExactSum::kWords)));
-    device_->sum_of_squares(*stream_, src.view(), segments, words.view());
+    device_->sum_of_squares(*stream_, src, segments, words);
     return words.host();
   }
 };
@@ -165,8 +154,7 @@ TEST_P(TrustRatioConformance, AreTheNormsOfParametersOverThoseOfDirectionsWithin
     }
     const auto sums = array(all);
     const auto ratios = array(std::vector<float>(expected.size(), 9.0F));
-    device_->trust_ratios(*stream_, sums.view(), {.smallest = 0.25, .largest = 10.0},
-                          ratios.view());
+    device_->trust_ratios(*stream_, sums, {.smallest = 0.25, .largest = 10.0}, ratios);
     const std::vector<float> found = ratios.host();
     EXPECT_FLOAT_EQ(found[0], has_host ? std::sqrt(2.0F) : 2.0F);  // 8 over 4, or 4 over 1
     for (size_t i = 1; i < expected.size(); ++i) EXPECT_FLOAT_EQ(found[i], expected[i]) << i;
@@ -176,29 +164,26 @@ TEST_P(TrustRatioConformance, AreTheNormsOfParametersOverThoseOfDirectionsWithin
 TEST_P(TrustRatioConformance, AreReadByTheUpdate) {
   constexpr float kLr = 0.5F;
   const std::vector<float> of_parameters = {0.5F, 2.0F, 4.0F};
-  for (const bool aligned : {true, false}) {
-    for (const bool with : {true, false}) {
-      const auto ratios = array(of_parameters);
-      const auto master = array(std::vector<float>(900, 1.0F), aligned ? 0 : 1);
-      const auto mean = array(std::vector<float>(900, 0.25F), aligned ? 0 : 3);
-      const auto square = array(std::vector<float>(900, 0.25F), aligned ? 0 : 5);
-      std::vector<UpdateSegment> segments;
-      for (const int64_t parameter : {2, 0, 1}) {
-        UpdateSegment& segment = segments.emplace_back();
-        segment = {.begin = 300 * std::ssize(segments) - 300, .numel = 300};
-        segment.scalars = {.rule = UpdateRule::lamb, .lr = kLr, .eps = 0.0F};
-        segment.parameter = parameter;
-      }
-      UpdateTensors tensors{
-          .master = master.view(), .param = master.view(), .states = {mean.view(), square.view()}};
-      if (with) tensors.trust_ratios = ratios.view();
-      update(tensors, segments);
-      const std::vector<float> updated = master.host();
-      for (size_t i = 0; i < 3; ++i) {
-        const float ratio = with ? of_parameters[static_cast<size_t>(segments[i].parameter)] : 1.0F;
-        EXPECT_EQ(updated[300 * i], 1.0F - kLr * ratio * 0.5F) << i;
-        EXPECT_EQ(updated[300 * i + 299], 1.0F - kLr * ratio * 0.5F) << i;
-      }
+  for (const auto& [aligned, with] : each(kEither, kEither)) {
+    const auto ratios = array(of_parameters);
+    const auto master = array(std::vector<float>(900, 1.0F), aligned ? 0 : 1);
+    const auto mean = array(std::vector<float>(900, 0.25F), aligned ? 0 : 3);
+    const auto square = array(std::vector<float>(900, 0.25F), aligned ? 0 : 5);
+    std::vector<UpdateSegment> segments;
+    for (const int64_t parameter : {2, 0, 1}) {
+      UpdateSegment& segment = segments.emplace_back();
+      segment = {.begin = 300 * std::ssize(segments) - 300, .numel = 300};
+      segment.scalars = {.rule = UpdateRule::lamb, .lr = kLr, .eps = 0.0F};
+      segment.parameter = parameter;
+    }
+    UpdateTensors tensors{.master = master, .param = master, .states = {mean, square}};
+    if (with) tensors.trust_ratios = ratios;
+    update(tensors, segments);
+    const std::vector<float> updated = master.host();
+    for (size_t i = 0; i < 3; ++i) {
+      const float ratio = with ? of_parameters[static_cast<size_t>(segments[i].parameter)] : 1.0F;
+      EXPECT_EQ(updated[300 * i], 1.0F - kLr * ratio * 0.5F) << i;
+      EXPECT_EQ(updated[300 * i + 299], 1.0F - kLr * ratio * 0.5F) << i;
     }
   }
 }
@@ -206,27 +191,25 @@ TEST_P(TrustRatioConformance, AreReadByTheUpdate) {
 TEST_P(TrustRatioConformance, OfOtherSizesOrRulesAreErrors) {
   const auto sums = array(std::vector<int64_t>(3 * ExactSum::kWords));
   const auto ratios = array(std::vector<float>(1));
-  EXPECT_THROW(device_->trust_ratios(*stream_, sums.view(), {}, ratios.view()), InternalError);
+  EXPECT_THROW(device_->trust_ratios(*stream_, sums, {}, ratios), InternalError);
   const auto values = array(std::vector<float>(8));
   const auto update_by = [&](UpdateRule rule, int64_t parameter) {
     UpdateSegment segment{.numel = 8};
     segment.scalars.rule = rule;
     segment.parameter = parameter;
-    update({.master = values.view(),
-            .grad = values.view(),
-            .param = values.view(),
-            .states = {values.view(), values.view()},
-            .trust_ratios = ratios.view()},
+    update({.master = values,
+            .grad = values,
+            .param = values,
+            .states = {values, values},
+            .trust_ratios = ratios},
            {segment});
   };
   EXPECT_THROW(update_by(UpdateRule::lamb, 1), InternalError);
   EXPECT_THROW(update_by(UpdateRule::adam, 0), InternalError);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, TrustRatioConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
-INSTANTIATE_TEST_SUITE_P(Devices, DecisionConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
+ZR_ON_ALL_DEVICES(TrustRatioConformance);
+ZR_ON_ALL_DEVICES(DecisionConformance);
 
 // Device::orthogonalize against the iteration in double.
 using Matrix = std::vector<double>;
@@ -262,15 +245,14 @@ Matrix orthogonalized(Matrix x, size_t rows, const Orthogonalization& how) {
   return x;
 }
 
-class OrthogonalizeConformance : public DeviceConformance {
- protected:
+struct OrthogonalizeConformance : DeviceConformance {
   // The largest difference of an element from the iteration in double.
   double error_of(int64_t rows, int64_t cols, const Orthogonalization& how) {
     const std::vector<float> values = random_normal<float>(rows * cols, 7);
     const auto matrix = array(values);
     const auto work =
         array(std::vector<float>(static_cast<size_t>(orthogonalize_work(rows, cols))));
-    device_->orthogonalize(*stream_, matrix.view(), rows, cols, how, work.view());
+    device_->orthogonalize(*stream_, matrix, rows, cols, how, work);
     const Matrix expected =
         orthogonalized({values.begin(), values.end()}, static_cast<size_t>(rows), how);
     const std::vector<float> found = matrix.host();
@@ -317,13 +299,12 @@ TEST_P(OrthogonalizeConformance, KeepsMatricesOfRankOneBounded) {
     }
     const auto matrix = array(values);
     const auto work = array(std::vector<float>(orthogonalize_work(24, 100)));
-    device_->orthogonalize(*stream_, matrix.view(), 24, 100, {100, polar_express}, work.view());
+    device_->orthogonalize(*stream_, matrix, 24, 100, {100, polar_express}, work);
     for (const float value : matrix.host()) EXPECT_LT(std::abs(value), 1.3F);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, OrthogonalizeConformance,
-                         ::testing::ValuesIn(devices_under_test()), name_of_device);
+ZR_ON_ALL_DEVICES(OrthogonalizeConformance);
 
 }  // namespace
 }  // namespace zerorun::testing

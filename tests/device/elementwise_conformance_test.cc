@@ -4,29 +4,26 @@
 namespace zerorun::testing {
 namespace {
 
-class ElementwiseConformance : public DeviceConformance {
- protected:
+struct ElementwiseConformance : DeviceConformance {
   template <typename Src, typename Dst>
   std::vector<Dst> cast(const std::vector<Src>& values) {
     const auto src = array(values);
     const auto dst = array(std::vector<Dst>(values.size()), 3);
-    device_->cast(*stream_, src.view(), dst.view());
+    device_->cast(*stream_, src, dst);
     return dst.host();
   }
 
   template <typename T>
   void check_fill(const std::vector<float>& values) {
-    for (const float value : values) {
-      for (const int64_t numel : {0, 1, 31, 1000, 70001}) {
-        const auto dst = array(std::vector<T>(static_cast<size_t>(numel)), 1);
-        device_->fill(*stream_, dst.view(), value);
-        if constexpr (std::is_integral_v<T>) {
-          EXPECT_EQ(dst.host(), std::vector<T>(static_cast<size_t>(numel), static_cast<T>(value)));
-        } else {
-          const std::vector<uint32_t> expected(static_cast<size_t>(numel),
-                                               bits_of(from_fp32<T>(value)));
-          EXPECT_EQ(bits_of(dst.host()), expected);
-        }
+    for (const auto& [value, numel] : each(values, std::array{0, 1, 31, 1000, 70001})) {
+      const auto dst = array(std::vector<T>(static_cast<size_t>(numel)), 1);
+      device_->fill(*stream_, dst, value);
+      if constexpr (std::is_integral_v<T>) {
+        EXPECT_EQ(dst.host(), std::vector<T>(static_cast<size_t>(numel), static_cast<T>(value)));
+      } else {
+        const std::vector<uint32_t> expected(static_cast<size_t>(numel),
+                                             bits_of(from_fp32<T>(value)));
+        EXPECT_EQ(bits_of(dst.host()), expected);
       }
     }
   }
@@ -42,7 +39,7 @@ class ElementwiseConformance : public DeviceConformance {
       }
       const auto src = array(a, 1);
       const auto dst = array(b, 3);
-      device_->add(*stream_, src.view(), dst.view());
+      device_->add(*stream_, src, dst);
       EXPECT_EQ(bits_of(dst.host()), expected);
     }
   }
@@ -83,7 +80,7 @@ class ElementwiseConformance : public DeviceConformance {
       std::vector<uint32_t> expected;
       for (const T value : values) expected.push_back(bits_of(from_fp32<T>(to_fp32(value) * 0.3F)));
       const auto dst = array(values, 1);
-      device_->scale(*stream_, dst.view(), 0.3F);
+      device_->scale(*stream_, dst, 0.3F);
       EXPECT_EQ(bits_of(dst.host()), expected);
     }
   }
@@ -169,10 +166,10 @@ TEST_P(ElementwiseConformance, CastAndCopyToTheSameTypeKeepBits) {
   const std::vector<uint8_t> bytes = {0, 1, 255};
   EXPECT_EQ((cast<uint8_t, uint8_t>(bytes)), bytes);
   const auto same = array(words);
-  device_->cast(*stream_, same.view(), same.view());
+  device_->cast(*stream_, same, same);
   const auto source = array(halves);
   const auto copied = array(std::vector<Fp16>(halves.size()), 1);
-  device_->copy(*stream_, std::vector<TensorCopy>{{source.view(), copied.view()}});
+  device_->copy(*stream_, std::vector<TensorCopy>{{source, copied}});
   EXPECT_EQ(same.host(), words);
   EXPECT_EQ(bits_of(copied.host()), bits_of(halves));
 }
@@ -208,21 +205,19 @@ TEST_P(ElementwiseConformance, WrongArgumentsAreErrorsAtTheCall) {
   const auto fp32 = array(std::vector<float>(4));
   const auto short32 = array(std::vector<float>(3));
   const auto int64 = array(std::vector<int64_t>(4));
-  EXPECT_THROW(device_->cast(*stream_, fp32.view(), int64.view()), InternalError);
-  EXPECT_THROW(device_->cast(*stream_, fp32.view(), short32.view()), InternalError);
-  EXPECT_THROW(device_->add(*stream_, short32.view(), fp32.view()), InternalError);
-  EXPECT_THROW(device_->add(*stream_, int64.view(), int64.view()), InternalError);
-  EXPECT_THROW(device_->scale(*stream_, int64.view(), 2.0F), InternalError);
+  EXPECT_THROW(device_->cast(*stream_, fp32, int64), InternalError);
+  EXPECT_THROW(device_->cast(*stream_, fp32, short32), InternalError);
+  EXPECT_THROW(device_->add(*stream_, short32, fp32), InternalError);
+  EXPECT_THROW(device_->add(*stream_, int64, int64), InternalError);
+  EXPECT_THROW(device_->scale(*stream_, int64, 2.0F), InternalError);
   stream_->synchronize();
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, ElementwiseConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
+ZR_ON_ALL_DEVICES(ElementwiseConformance);
 
 using Words = std::array<int64_t, ExactSum::kWords>;
 
-class NormConformance : public DeviceConformance {
- protected:
+struct NormConformance : DeviceConformance {
   // The words after adding the squares of `values`, cut at `cuts` elements.
   template <typename T>
   ExactSum squares(const std::vector<T>& values, std::vector<int64_t> cuts = {}) {
@@ -235,7 +230,7 @@ class NormConformance : public DeviceConformance {
       segments.push_back({.begin = begin, .numel = cut - begin});
       begin = cut;
     }
-    device_->sum_of_squares(device_->inline_stream(), src.view(), segments, sum.view());
+    device_->sum_of_squares(device_->inline_stream(), src, segments, sum);
     return ExactSum::from_words(sum.host());
   }
 };
@@ -315,7 +310,7 @@ TEST_P(NormConformance, SumsEachSegmentByItself) {
   for_thread_counts([&] {
     const auto src = array(values);
     const auto sums = array(std::vector<int64_t>(kSums * ExactSum::kWords, 0));
-    device_->sum_of_squares(*stream_, src.view(), segments, sums.view());
+    device_->sum_of_squares(*stream_, src, segments, sums);
     const std::vector<int64_t> words = sums.host();
     for (size_t i = 0; i < kSums; ++i) {
       const auto sum = std::span(words).subspan(i * ExactSum::kWords, ExactSum::kWords);
@@ -332,15 +327,14 @@ TEST_P(NormConformance, WrongArgumentsAreErrorsAtTheCall) {
                                 TensorView to) {
     EXPECT_THROW(device_->sum_of_squares(*stream_, from, segments, to), InternalError);
   };
-  expect_error(src.view(), {{0, 4, 0}}, short_sum.view());
-  expect_error(sum.view(), {{0, 4, 0}}, sum.view());
-  expect_error(src.view(), {{0, 4, 1}}, sum.view());
-  expect_error(src.view(), {{1, 4, 0}}, sum.view());
-  expect_error(src.view(), {{2, 2, 0}, {0, 2, 0}}, sum.view());
+  expect_error(src, {{0, 4, 0}}, short_sum);
+  expect_error(sum, {{0, 4, 0}}, sum);
+  expect_error(src, {{0, 4, 1}}, sum);
+  expect_error(src, {{1, 4, 0}}, sum);
+  expect_error(src, {{2, 2, 0}, {0, 2, 0}}, sum);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, NormConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
+ZR_ON_ALL_DEVICES(NormConformance);
 
 }  // namespace
 }  // namespace zerorun::testing

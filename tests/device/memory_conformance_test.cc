@@ -1,11 +1,9 @@
 #include "tests/device/conformance.h"
-#include "tests/error_of.h"
 
 namespace zerorun::testing {
 namespace {
 
-class MemoryConformance : public DeviceConformance {
- protected:
+struct MemoryConformance : DeviceConformance {
   MemoryUse use(MemoryCategory category) const { return device_->memory_use(category); }
 };
 
@@ -59,9 +57,8 @@ TEST_P(MemoryConformance, BuffersMayOutliveTheirDevice) {
 TEST_P(MemoryConformance, RefusalNamesWhatEachCategoryHolds) {
   const Buffer held = device_->allocate(size_t{3} << 20, MemoryCategory::optimizer);
   for (const size_t nbytes : {size_t{1} << 60, std::numeric_limits<size_t>::max()}) {
-    EXPECT_THAT(
-        error_of<DeviceError>([&] { device_->allocate(nbytes, MemoryCategory::activations); }),
-        AllOf(HasSubstr("activations"), HasSubstr("optimizer 3.0 MiB")))
+    EXPECT_ERROR_OF(DeviceError, device_->allocate(nbytes, MemoryCategory::activations),
+                    "activations", "optimizer 3.0 MiB")
         << nbytes;
   }
   EXPECT_EQ(use(MemoryCategory::activations).peak_bytes, 0);
@@ -104,8 +101,7 @@ TEST_P(MemoryConformance, PinnedMemoryIsPageAlignedHostMemoryThatCopiesReach) {
   EXPECT_EQ(use(MemoryCategory::pinned).live_bytes, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, MemoryConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
+ZR_ON_ALL_DEVICES(MemoryConformance);
 
 }  // namespace
 }  // namespace zerorun::testing

@@ -1,8 +1,7 @@
 #include "device/plugin.h"
 
+#include "tests/common.h"
 #include "tests/device/plugin/plugin.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
 
 namespace zerorun::testing {
 namespace {
@@ -19,14 +18,14 @@ const TestPlugin& open(const std::string& file) {
 TEST(PluginTest, OneOfThisBuildIsUsed) { EXPECT_EQ(open(file_of("own")).answer(), 42); }
 
 TEST(PluginTest, OneOfAnotherBuildIsRefusedByTheNamesOfBothFiles) {
-  EXPECT_THAT(error_of<DeviceError>([&] { open(file_of("other")); }),
-              AllOf(HasSubstr(file_of("other")), HasSubstr("different builds of zerorun"),
-                    HasSubstr(std::filesystem::canonical("/proc/self/exe").string())));
+  EXPECT_ERROR_OF(DeviceError, open(file_of("other")), file_of("other"),
+                  "different builds of zerorun",
+                  std::filesystem::canonical("/proc/self/exe").string());
 }
 
 TEST(PluginTest, AMissingFileIsNamed) {
-  EXPECT_THAT(error_of<DeviceError>([&] { open_plugin("libzerorun_none.so"); }),
-              HasSubstr("libzerorun_none.so is missing beside"));
+  EXPECT_ERROR_OF(DeviceError, open_plugin("libzerorun_none.so"),
+                  "libzerorun_none.so is missing beside");
 }
 
 }  // namespace

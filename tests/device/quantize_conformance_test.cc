@@ -41,14 +41,13 @@ std::vector<Block> read_blocks(const std::vector<uint8_t>& bytes, int bits) {
   return blocks;
 }
 
-class QuantizeConformance : public DeviceConformance {
- protected:
+struct QuantizeConformance : DeviceConformance {
   template <typename T>
   std::vector<uint8_t> quantize(const std::vector<T>& values, const Quantization& how) {
     const auto src = array(values, how.bits == 8 ? 0 : 3);
     const auto nbytes = quantized_nbytes(static_cast<int64_t>(values.size()), how.bits);
     const auto dst = array(std::vector<uint8_t>(static_cast<size_t>(nbytes)), 4);
-    device_->quantize(*stream_, src.view(), dst.view(), how);
+    device_->quantize(*stream_, src, dst, how);
     return dst.host();
   }
   template <typename T>
@@ -56,7 +55,7 @@ class QuantizeConformance : public DeviceConformance {
                             const Dequantization& how) {
     const auto src = array(bytes, 4);
     const auto dst = array(into, how.accumulate ? 0 : 3);
-    device_->dequantize(*stream_, src.view(), dst.view(), how);
+    device_->dequantize(*stream_, src, dst, how);
     return dst.host();
   }
 
@@ -119,27 +118,25 @@ TEST_P(QuantizeConformance, AnElementIsTheNearestMultipleOfItsGroupsScale) {
 }
 
 TEST_P(QuantizeConformance, PartsAreAddedInFp32AndRoundedOnce) {
-  for (const int bits : {4, 8}) {
-    for (const int parts : {1, 3}) {
-      std::vector<uint8_t> bytes;
-      std::vector<float> sum(512, 0.0F);
-      for (int part = 0; part < parts; ++part) {
-        const auto of_part =
-            quantize(random_normal<float>(512, static_cast<unsigned>(part)), {.bits = bits});
-        bytes.insert(bytes.end(), of_part.begin(), of_part.end());
-        const std::vector<Block> blocks = read_blocks(of_part, bits);
-        for (size_t i = 0; i < sum.size(); ++i) sum[i] += blocks[i / 256].decoded(i % 256);
-      }
-      const std::vector<Bf16> before = random_normal<Bf16>(512, 9);
-      const Dequantization how{.bits = bits, .parts = parts};
-      const Dequantization adding{.bits = bits, .parts = parts, .accumulate = true};
-      const std::vector<Bf16> replaced = dequantize(bytes, before, how);
-      const std::vector<Bf16> added = dequantize(bytes, before, adding);
-      EXPECT_EQ(bits_of(dequantize(bytes, sum, how)), bits_of(sum));
-      for (size_t i = 0; i < sum.size(); ++i) {
-        EXPECT_EQ(bits_of(replaced[i]), bits_of(to_bf16(sum[i]))) << i;
-        EXPECT_EQ(bits_of(added[i]), bits_of(to_bf16(to_fp32(before[i]) + sum[i]))) << i;
-      }
+  for (const auto& [bits, parts] : each(std::array{4, 8}, std::array{1, 3})) {
+    std::vector<uint8_t> bytes;
+    std::vector<float> sum(512, 0.0F);
+    for (int part = 0; part < parts; ++part) {
+      const auto of_part =
+          quantize(random_normal<float>(512, static_cast<unsigned>(part)), {.bits = bits});
+      bytes.insert(bytes.end(), of_part.begin(), of_part.end());
+      const std::vector<Block> blocks = read_blocks(of_part, bits);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += blocks[i / 256].decoded(i % 256);
+    }
+    const std::vector<Bf16> before = random_normal<Bf16>(512, 9);
+    const Dequantization how{.bits = bits, .parts = parts};
+    const Dequantization adding{.bits = bits, .parts = parts, .accumulate = true};
+    const std::vector<Bf16> replaced = dequantize(bytes, before, how);
+    const std::vector<Bf16> added = dequantize(bytes, before, adding);
+    EXPECT_EQ(bits_of(dequantize(bytes, sum, how)), bits_of(sum));
+    for (size_t i = 0; i < sum.size(); ++i) {
+      EXPECT_EQ(bits_of(replaced[i]), bits_of(to_bf16(sum[i]))) << i;
+      EXPECT_EQ(bits_of(added[i]), bits_of(to_bf16(to_fp32(before[i]) + sum[i]))) << i;
     }
   }
 }
@@ -161,10 +158,9 @@ TEST_P(QuantizeConformance, APartThatIsThereAsItWasIsAddedInItsPlace) {
       std::vector<uint8_t> sent = bytes;  // of that part, anything
       std::fill_n(sent.begin() + static_cast<std::ptrdiff_t>(bytes.size() / 3) * part,
                   bytes.size() / 3, uint8_t{0xff});
-      EXPECT_EQ(
-          bits_of(dequantize(
-              sent, sum, {.bits = bits, .parts = 3, .exact = exact.view(), .exact_part = part})),
-          bits_of(sum))
+      EXPECT_EQ(bits_of(dequantize(sent, sum,
+                                   {.bits = bits, .parts = 3, .exact = exact, .exact_part = part})),
+                bits_of(sum))
           << part;
     }
   }
@@ -192,8 +188,7 @@ TEST_P(QuantizeConformance, WhatIsLostIsAddedToTheNextValues) {
   std::vector<float> together(values.size());
   for (size_t i = 0; i < values.size(); ++i) together[i] = values[i] + before[i];
   const auto lost = array(before);
-  const std::vector<uint8_t> bytes =
-      quantize(values, {.bits = 4, .lost = lost.view(), .beta = kBeta});
+  const std::vector<uint8_t> bytes = quantize(values, {.bits = 4, .lost = lost, .beta = kBeta});
   EXPECT_EQ(bytes, quantize(together, {.bits = 4}));
   const std::vector<Block> blocks = read_blocks(bytes, 4);
   const std::vector<float> after = lost.host();
@@ -204,21 +199,18 @@ TEST_P(QuantizeConformance, WhatIsLostIsAddedToTheNextValues) {
 }
 
 TEST_P(QuantizeConformance, AGroupThatIsNotFiniteBecomesNanAndForgetsWhatWasLost) {
-  for (const float odd : {kInfinity, kNan, -kInfinity}) {
-    for (const int bits : {4, 8}) {
-      std::vector<float> values = random_normal<float>(512, 8);
-      values[300] = odd;
-      const auto lost = array(std::vector<float>(512, 0.001F));
-      const std::vector<uint8_t> bytes =
-          quantize(values, {.bits = bits, .lost = lost.view(), .beta = 0.5F});
-      const std::vector<float> back = dequantize(bytes, values, {.bits = bits});
-      const std::vector<float> after = lost.host();
-      const size_t group = bits == 4 ? 32 : 256;
-      for (size_t i = 0; i < 512; ++i) {
-        const bool odd_group = i / group == 300 / group;
-        EXPECT_EQ(std::isnan(back[i]), odd_group) << i;
-        EXPECT_TRUE(std::isfinite(after[i]) && (!odd_group || after[i] == 0.0F)) << i;
-      }
+  for (const auto& [odd, bits] : each(std::array{kInfinity, kNan, -kInfinity}, std::array{4, 8})) {
+    std::vector<float> values = random_normal<float>(512, 8);
+    values[300] = odd;
+    const auto lost = array(std::vector<float>(512, 0.001F));
+    const std::vector<uint8_t> bytes = quantize(values, {.bits = bits, .lost = lost, .beta = 0.5F});
+    const std::vector<float> back = dequantize(bytes, values, {.bits = bits});
+    const std::vector<float> after = lost.host();
+    const size_t group = bits == 4 ? 32 : 256;
+    for (size_t i = 0; i < 512; ++i) {
+      const bool odd_group = i / group == 300 / group;
+      EXPECT_EQ(std::isnan(back[i]), odd_group) << i;
+      EXPECT_TRUE(std::isfinite(after[i]) && (!odd_group || after[i] == 0.0F)) << i;
     }
   }
 }
@@ -229,20 +221,19 @@ TEST_P(QuantizeConformance, WrongArgumentsAreErrorsAtTheCall) {
   const auto expect_error = [&](TensorView from, TensorView to, const Quantization& how) {
     EXPECT_THROW(device_->quantize(*stream_, from, to, how), InternalError);
   };
-  expect_error(src.view(), dst.view(), {.bits = 4});
-  expect_error(src.view(), dst.view(), {.bits = 16});
-  expect_error(src.view().slice(0, 511), dst.view(), {});
-  expect_error(src.view(), dst.view(), {.rows = 3});
-  expect_error(src.view(), dst.view(), {.lost = src.view().slice(0, 256)});
-  expect_error(dst.view(), dst.view(), {});
-  EXPECT_THROW(device_->dequantize(*stream_, dst.view(), src.view(), {.parts = 2}), InternalError);
-  EXPECT_THROW(device_->dequantize(*stream_, dst.view(), dst.view(), {}), InternalError);
-  const Dequantization other{.exact = src.view(), .exact_part = 1};
-  EXPECT_THROW(device_->dequantize(*stream_, dst.view(), src.view(), other), InternalError);
+  expect_error(src, dst, {.bits = 4});
+  expect_error(src, dst, {.bits = 16});
+  expect_error(src.view().slice(0, 511), dst, {});
+  expect_error(src, dst, {.rows = 3});
+  expect_error(src, dst, {.lost = src.view().slice(0, 256)});
+  expect_error(dst, dst, {});
+  EXPECT_THROW(device_->dequantize(*stream_, dst, src, {.parts = 2}), InternalError);
+  EXPECT_THROW(device_->dequantize(*stream_, dst, dst, {}), InternalError);
+  const Dequantization other{.exact = src, .exact_part = 1};
+  EXPECT_THROW(device_->dequantize(*stream_, dst, src, other), InternalError);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, QuantizeConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
+ZR_ON_ALL_DEVICES(QuantizeConformance);
 
 }  // namespace
 }  // namespace zerorun::testing

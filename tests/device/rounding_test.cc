@@ -49,21 +49,20 @@ void expect_unbiased(float value, double below, double above, const Round& round
 TEST(StochasticRounding, IsUnbiasedBetweenTheTwoNeighbours) {
   const auto bf16 = [](float value, uint32_t bits) { return to_float(round_to_bf16(value, bits)); };
   const auto fp16 = [](float value, uint32_t bits) { return to_float(round_to_fp16(value, bits)); };
-  for (const float share : {0.001F, 0.2F, 0.5F, 0.93F}) {
-    for (const float sign : {1.0F, -1.0F}) {
-      const auto check = [&](double low, double gap, const auto& round) {
-        const auto value = static_cast<float>(sign * (low + share * gap));
-        const double a = sign * low;
-        const double b = sign * (low + gap);
-        expect_unbiased(value, std::min(a, b), std::max(a, b), round);
-      };
-      check(1.0, 0x1p-7, bf16);
-      check(0x1.fep-100, 0x1p-107, bf16);
-      check(1.0, 0x1p-10, fp16);
-      check(0x1p-14, 0x1p-24, fp16);
-      check(0x1p-20, 0x1p-24, fp16);  // subnormal
-      check(0.0, 0x1p-24, fp16);
-    }
+  for (const auto& [share, sign] :
+       each(std::array{0.001F, 0.2F, 0.5F, 0.93F}, std::array{1.0F, -1.0F})) {
+    const auto check = [&](double low, double gap, const auto& round) {
+      const auto value = static_cast<float>(sign * (low + share * gap));
+      const double a = sign * low;
+      const double b = sign * (low + gap);
+      expect_unbiased(value, std::min(a, b), std::max(a, b), round);
+    };
+    check(1.0, 0x1p-7, bf16);
+    check(0x1.fep-100, 0x1p-107, bf16);
+    check(1.0, 0x1p-10, fp16);
+    check(0x1p-14, 0x1p-24, fp16);
+    check(0x1p-20, 0x1p-24, fp16);  // subnormal
+    check(0.0, 0x1p-24, fp16);
   }
 }
 

@@ -13,8 +13,7 @@ struct Case {
   bool one_call = true;  // else one for each segment
 };
 
-class UpdateConformance : public DeviceConformance {
- protected:
+struct UpdateConformance : DeviceConformance {
   // Updates on the device and compares every bit with the scalar formulas.
   void check(const Case& c) {
     const Storage& storage = c.storage;
@@ -28,11 +27,9 @@ class UpdateConformance : public DeviceConformance {
     const Stored param = stored(before.param, storage.param.value_or(DType::fp32), 7);
     const Stored state0 = stored(before.states[0], storage.state, 2);
     const Stored state1 = stored(before.states[1], storage.state, 3, false);
-    UpdateTensors tensors{.master = master.view(),
-                          .grad = grad.view(),
-                          .param = storage.param ? param.view() : master.view()};
-    if (c.states > 0) tensors.states[0] = state0.view();
-    if (c.states > 1) tensors.states[1] = state1.view();
+    UpdateTensors tensors{.master = master, .grad = grad, .param = storage.param ? param : master};
+    if (c.states > 0) tensors.states[0] = state0;
+    if (c.states > 1) tensors.states[1] = state1;
     tensors.scales = {state0.scales(), state1.scales()};
     if (c.one_call) {
       device_->update(*stream_, tensors, c.segments);
@@ -156,36 +153,31 @@ TEST_P(UpdateConformance, DoesNotDependOnCutsOrThreads) {
 
 TEST_P(UpdateConformance, SegmentsHaveTheBitsOfTheScalarFormulaForEveryRuleAndType) {
   for (const UpdateRule rule : kRules) {
-    for (const Storage& storage : storages(rule)) {
-      for (const bool aligned : {true, false}) {
-        SCOPED_TRACE(::testing::Message()
-                     << "rule " << static_cast<int>(rule) << " master " << name_of(storage.master)
-                     << " grad " << name_of(storage.grad) << " state " << name_of(storage.state)
-                     << " aligned " << aligned);
-        Case c = many(rule, storage, 18);
-        c.aligned = aligned;
-        check(c);
-        if (HasFailure()) return;
-      }
+    for (const auto& [storage, aligned] : each(storages(rule), kEither)) {
+      SCOPED_TRACE(::testing::Message()
+                   << "rule " << static_cast<int>(rule) << " master " << name_of(storage.master)
+                   << " grad " << name_of(storage.grad) << " state " << name_of(storage.state)
+                   << " aligned " << aligned);
+      Case c = many(rule, storage, 18);
+      c.aligned = aligned;
+      check(c);
+      if (HasFailure()) return;
     }
   }
 }
 
 TEST_P(UpdateConformance, NonFiniteGradientsShowInTheResult) {
-  for (const UpdateRule rule : {UpdateRule::adam, UpdateRule::sgd, UpdateRule::adagrad}) {
-    for (const float value : {kInfinity, kNan}) {
-      const auto master = array(std::vector<float>(40, 1.0F));
-      const auto state0 = array(std::vector<float>(40, 0.0F));
-      const auto state1 = array(std::vector<float>(40, 0.0F));
-      const auto grad = array(std::vector<float>(40, value));
-      const auto param = array(std::vector<Bf16>(40));
-      update({.master = master.view(),
-              .grad = grad.view(),
-              .param = param.view(),
-              .states = {state0.view(), state1.view()}},
-             cut(scalars_of(rule, true), 40));
-      for (const Bf16 result : param.host()) EXPECT_FALSE(std::isfinite(to_float(result)));
-    }
+  for (const auto& [rule, value] :
+       each(std::array{UpdateRule::adam, UpdateRule::sgd, UpdateRule::adagrad},
+            std::array{kInfinity, kNan})) {
+    const auto master = array(std::vector<float>(40, 1.0F));
+    const auto state0 = array(std::vector<float>(40, 0.0F));
+    const auto state1 = array(std::vector<float>(40, 0.0F));
+    const auto grad = array(std::vector<float>(40, value));
+    const auto param = array(std::vector<Bf16>(40));
+    update({.master = master, .grad = grad, .param = param, .states = {state0, state1}},
+           cut(scalars_of(rule, true), 40));
+    for (const Bf16 result : param.host()) EXPECT_FALSE(std::isfinite(to_float(result)));
   }
 }
 
@@ -199,11 +191,11 @@ TEST_P(UpdateConformance, StatesIn8BitsKeepInfinityAndNan) {
     std::vector<float> gradient(300, 1.0F);
     gradient[17] = value;
     const auto grad = array(gradient);
-    update({.master = master.view(),
-            .grad = grad.view(),
-            .param = master.view(),
-            .states = {codes.view(), codes_sq.view()},
-            .scales = {scales.view(), scales_sq.view()}},
+    update({.master = master,
+            .grad = grad,
+            .param = master,
+            .states = {codes, codes_sq},
+            .scales = {scales, scales_sq}},
            cut(scalars_of(UpdateRule::adam, true), 300));
     EXPECT_FALSE(std::isfinite(scales.host()[0]));
     EXPECT_TRUE(std::isfinite(scales.host()[1]));
@@ -220,22 +212,19 @@ TEST_P(UpdateConformance, WrongArgumentsAreErrorsAtTheCall) {
   using Change = std::function<void(UpdateTensors&)>;
   const auto expect_error = [&](const std::vector<UpdateSegment>& segments,
                                 const Change& change = nullptr) {
-    UpdateTensors tensors = {.master = fp32.view(),
-                             .grad = fp32.view(),
-                             .param = fp32.view(),
-                             .states = {fp32.view(), fp32.view()}};
+    UpdateTensors tensors = {.master = fp32, .grad = fp32, .param = fp32, .states = {fp32, fp32}};
     if (change) change(tensors);
     EXPECT_THROW(device_->update(*stream_, tensors, segments), InternalError);
   };
   const std::vector<UpdateSegment> all = {{.numel = 4}};
-  expect_error(all, [&](UpdateTensors& t) { t.states[0] = short32.view(); });
+  expect_error(all, [&](UpdateTensors& t) { t.states[0] = short32; });
   expect_error(all, [&](UpdateTensors& t) { t.states[1] = {}; });
-  expect_error(all, [&](UpdateTensors& t) { t.states[1] = codes.view(); });  // without scales
+  expect_error(all, [&](UpdateTensors& t) { t.states[1] = codes; });  // without scales
   expect_error(all, [&](UpdateTensors& t) { t.param = {fp32.view().data, 4, DType::bf16}; });
-  expect_error(all, [&](UpdateTensors& t) { t.master = bf16.view(); });  // and another parameter
+  expect_error(all, [&](UpdateTensors& t) { t.master = bf16; });  // and another parameter
   expect_error({{.numel = 4, .scalars = {.rule = UpdateRule::muon_direction}}});  // in place
   expect_error({{.numel = 4, .scalars = {.rule = UpdateRule::lion}}}, [&](UpdateTensors& t) {
-    t.states[0] = codes.view();
+    t.states[0] = codes;
     t.scales[0] = fp32.view().slice(0, 1);
   });
   // Segments that do not go together.
@@ -248,7 +237,7 @@ TEST_P(UpdateConformance, WrongArgumentsAreErrorsAtTheCall) {
   expect_error({{.numel = 1}, {.begin = 1, .scalars = {.rule = UpdateRule::sgd}}});
   expect_error({{.numel = 1}, {.begin = 1, .scalars = {.step = 2}}});
   expect_error({{.begin = 1, .numel = 3}}, [&](UpdateTensors& t) {  // within a block of 8 bits
-    t.states = {codes.view(), codes.view()};
+    t.states = {codes, codes};
     t.scales = {fp32.view().slice(0, 1), fp32.view().slice(1, 1)};
   });
 }
@@ -257,36 +246,32 @@ TEST_P(UpdateConformance, WrongArgumentsAreErrorsAtTheCall) {
 TEST_P(UpdateConformance, ASkippedStepCastsTheMastersToABufferOfParameters) {
   constexpr int64_t kNumel = 1027;
   const auto skipped = array(std::vector<float>{0.0F, 0.0F});
-  for (const DType state : {DType::fp32, DType::bf16}) {
-    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
-      for (const int64_t offset : {0, 1}) {
-        const Values before = random_values(kNumel, {.param = dtype, .state = state});
-        const auto stored = [&](const std::vector<float>& values, DType as) {
-          return Stored(*device_, *stream_, values, as, true, offset);
-        };
-        const Stored master = stored(before.master, DType::fp32);
-        const Stored grad = stored(before.grad, DType::bf16);
-        const Stored param = stored(std::vector<float>(kNumel, 77.0F), dtype);
-        const Stored state0 = stored(before.states[0], state);
-        const Stored state1 = stored(before.states[1], state);
-        const std::vector<float> states = state0.values();
-        update({.master = master.view(),
-                .grad = grad.view(),
-                .param = param.view(),
-                .states = {state0.view(), state1.view()},
-                .decision = skipped.view(),
-                .param_is_buffer = true},
-               cut(scalars_of(UpdateRule::adam, true), kNumel, {256, 768}));
-        EXPECT_EQ(bits_of(param.values()), bits_of(stored(before.master, dtype).values()));
-        EXPECT_EQ(bits_of(master.values()), bits_of(before.master));
-        EXPECT_EQ(bits_of(state0.values()), bits_of(states));
-      }
-    }
+  for (const auto& [state, dtype, offset] :
+       each(kFp32Bf16, std::array{DType::fp32, DType::bf16, DType::fp16}, std::array{0, 1})) {
+    const Values before = random_values(kNumel, {.param = dtype, .state = state});
+    const auto stored = [&](const std::vector<float>& values, DType as) {
+      return Stored(*device_, *stream_, values, as, true, offset);
+    };
+    const Stored master = stored(before.master, DType::fp32);
+    const Stored grad = stored(before.grad, DType::bf16);
+    const Stored param = stored(std::vector<float>(kNumel, 77.0F), dtype);
+    const Stored state0 = stored(before.states[0], state);
+    const Stored state1 = stored(before.states[1], state);
+    const std::vector<float> states = state0.values();
+    update({.master = master,
+            .grad = grad,
+            .param = param,
+            .states = {state0, state1},
+            .decision = skipped,
+            .param_is_buffer = true},
+           cut(scalars_of(UpdateRule::adam, true), kNumel, {256, 768}));
+    EXPECT_EQ(bits_of(param.values()), bits_of(stored(before.master, dtype).values()));
+    EXPECT_EQ(bits_of(master.values()), bits_of(before.master));
+    EXPECT_EQ(bits_of(state0.values()), bits_of(states));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, UpdateConformance, ::testing::ValuesIn(devices_under_test()),
-                         name_of_device);
+ZR_ON_ALL_DEVICES(UpdateConformance);
 
 }  // namespace
 }  // namespace zerorun::testing

@@ -142,7 +142,9 @@ class Stored {
         scales_(device, user, scales_of(values), offset),
         bytes_(device, user, encoded(values), offset * static_cast<int64_t>(size_of(dtype))) {}
 
-  TensorView view() const { return {bytes_.view().data, numel_, dtype_}; }
+  operator TensorView() const {  // NOLINT: reads as a tensor in calls
+    return {bytes_.view().data, numel_, dtype_};
+  }
   TensorView scales() const { return dtype_ == DType::uint8 ? scales_.view() : TensorView{}; }
 
   std::vector<float> values() const {

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/files/file.h"
@@ -9,7 +8,6 @@
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/fuzz/driver.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {

@@ -1,7 +1,6 @@
 #include "config/docs/report.h"
 #include "tests/fuzz/config_seeds.h"
 #include "tests/fuzz/driver.h"
-#include "zerorun/config.h"
 #include "zerorun/error.h"
 
 namespace zerorun::testing {

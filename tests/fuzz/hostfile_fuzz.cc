@@ -4,7 +4,6 @@
 #include "launcher/hosts/cluster.h"
 #include "launcher/hosts/host_filter.h"
 #include "tests/fuzz/driver.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 

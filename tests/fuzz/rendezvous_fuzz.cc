@@ -11,7 +11,6 @@
 #include "launcher/control/control_connection.h"
 #include "os/socket.h"
 #include "tests/fuzz/driver.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {
@@ -29,8 +28,7 @@ std::string set(const std::string& key, const std::string& value) {
   return frame_of(kSet + frame_of(key) + value);
 }
 
-// A store that answers on a Unix socket: thousands of TCP connections would use up the host's
-// ports.
+// A store that answers on a Unix socket: thousands of TCP connections would use up the ports.
 class Server {
  public:
   Server() : server_(listen(), std::string(kSecret), values_) { values_->set("kept", "value"); }

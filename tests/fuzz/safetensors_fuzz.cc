@@ -3,7 +3,6 @@
 #include "checkpoint/format/safetensors_format.h"
 #include "core/check.h"
 #include "tests/fuzz/driver.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {

@@ -1,9 +1,7 @@
 // Train's kernels and models (tests/train/*_conformance.h) on a real GPU.
-#include <utility>
 
 #include "tests/train/model/kernels_conformance.h"
 #include "tests/train/model/model_conformance.h"
-#include "train/model/kernels.h"
 
 namespace zerorun::train::testing {
 namespace {

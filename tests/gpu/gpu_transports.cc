@@ -1,7 +1,4 @@
-#include <cstdlib>
-
 #include "comm/device_communicator.h"
-#include "core/check.h"
 #include "device/cuda_backend.h"
 #include "tests/comm/conformance.h"
 

@@ -2,31 +2,24 @@
 // needs hosts that differ, tests/hosts/test_by_hand.py has it.
 #include <ctime>
 
-#include "os/socket.h"
-#include "tests/common.h"
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
-#include "tests/scratch.h"
 
-namespace zerorun::by_hand_test {
+namespace zerorun::testing::by_hand_test {
 namespace {
 
-using testing::accept_ready;
-using testing::accepted;
-using testing::Peer;
 using Clock = std::chrono::steady_clock;
 using Words = std::vector<std::string>;
 
-constexpr std::chrono::seconds kAlone{10};  // how long nobody is left without a word, or an end
+constexpr auto kAlone = 10s;  // how long nobody is left without a word, or an end
 
-Deadline soon() { return Clock::now() + std::chrono::seconds(30); }
+Deadline soon() { return Clock::now() + 30s; }
 
-class ByHand : public ::testing::Test {
- protected:
+struct ByHand : ::testing::Test {
   LauncherProcess start(int node_rank, int hosts, const Words& program = {"true"},
                         std::map<std::string, std::string> variables = {}) const {
     variables.insert({"ZERORUN_JOB_SECRET", "s"});
-    return LauncherProcess(testing::by_hand_command(node_rank, hosts, 1, port_, program),
+    return LauncherProcess(by_hand_command(node_rank, hosts, 1, port_, program),
                            std::move(variables));
   }
   // The test joins as a launcher that runs `true` on a host named `other`.
@@ -37,7 +30,7 @@ class ByHand : public ::testing::Test {
   }
   static ControlMessage introduction(const std::string& build = build_id().data(),
                                      int64_t ahead = 0) {
-    ControlMessage join = testing::join_message("s", "other", build);
+    ControlMessage join = join_message("s", "other", build);
     join.add("program", "true").add("command", -1).add("node_rank", 1);
     return join.add("time", static_cast<int64_t>(std::time(nullptr)) + ahead);
   }
@@ -55,21 +48,21 @@ void expect_ends(const std::vector<LauncherProcess*>& jobs) {
 }
 
 TEST_F(ByHand, WhoIsAloneSoonSaysWhy) {
-  const auto expect_end = [&](int node_rank, int code, const testing::TextMatcher& errors) {
+  const auto expect_end = [&](int node_rank, int code, const TextMatcher& errors) {
     const auto begin = Clock::now();
     EXPECT_THAT(start(node_rank, 2).end(), ended(code, errors));
     EXPECT_LT(Clock::now() - begin, kAlone);
   };
-  expect_end(0, 2,
-             AllOf(HasSubstr("no other host has joined for 8 s"),
-                   HasSubstr("127.0.0.1 (--master_addr, --rdzv_endpoint), which is "
-                             "an address that every host has for itself"),
-                   HasSubstr("Type here: zerorun --accelerator cpu"),
-                   HasSubstr("--rdzv_conf timeout=SECONDS waits longer")));
+  expect_end(
+      0, 2,
+      HasAll("no other host has joined for 8 s",
+             "127.0.0.1 (--master_addr, --rdzv_endpoint), which is "
+             "an address that every host has for itself",
+             "Type here: zerorun --accelerator cpu", "--rdzv_conf timeout=SECONDS waits longer"));
   expect_end(1, 1,
-             AllOf(HasSubstr("127.0.0.1 is this host itself, and no launcher serves the port"),
-                   HasSubstr("start its launcher with --node_rank 0"),
-                   HasSubstr("attempts, the last one: 127.0.0.1: Connection refused")));
+             HasAll("127.0.0.1 is this host itself, and no launcher serves the port",
+                    "start its launcher with --node_rank 0",
+                    "attempts, the last one: 127.0.0.1: Connection refused"));
 }
 
 TEST_F(ByHand, ASecondFirstLauncherOnAHostIsToldItsNumber) {
@@ -87,9 +80,8 @@ TEST_F(ByHand, ALauncherWithTheNumberOfAnotherIsSentAwayAndTheOthersWait) {
   LauncherProcess second = start(1, 3);
   read_until(first, "missing: (node 2)");
   LauncherProcess third = start(1, 3);
-  EXPECT_THAT(third.end(),
-              ended(2, AllOf(HasSubstr("two launchers were started with --node_rank 1"),
-                             HasSubstr("again with --node_rank 2"))));
+  EXPECT_THAT(third.end(), ended(2, HasAll("two launchers were started with --node_rank 1",
+                                           "again with --node_rank 2")));
   LauncherProcess again = start(2, 3);
   expect_ends({&again, &second, &first});
 }
@@ -115,11 +107,11 @@ TEST_F(ByHand, ALauncherThatConnectsAnewAfterAStallOfTheFirstJoinsAgain) {
   other->await("job");
   const std::vector<pid_t> members = first.members();
   const auto coordinator = std::find_if(members.begin(), members.end(), [&first](pid_t pid) {
-    return testing::parent_of(pid) == first.pid();
+    return parent_of(pid) == first.pid();
   });
   ASSERT_NE(coordinator, members.end());
   kill(*coordinator, SIGSTOP);
-  ASSERT_TRUE(testing::wait_for_state(*coordinator, 'T'));
+  ASSERT_TRUE(wait_for_state(*coordinator, 'T'));
   other.reset();
   Peer again = join(introduction());
   kill(*coordinator, SIGCONT);
@@ -142,9 +134,8 @@ TEST_F(ByHand, AnotherBuildIsAnErrorOnBothHosts) {
   LauncherProcess first = start(0, 2);
   Peer other = join(introduction("another"));
   EXPECT_THAT(other.await("denied").text("why"), HasSubstr("different builds of zerorun"));
-  EXPECT_THAT(first.end(), ended(2, AllOf(HasSubstr("other has version " ZERORUN_VERSION),
-                                          HasSubstr("build another;"),
-                                          HasSubstr("Install the same one on all hosts"))));
+  EXPECT_THAT(first.end(), ended(2, HasAll("other has version " ZERORUN_VERSION, "build another;",
+                                           "Install the same one on all hosts")));
 }
 
 TEST_F(ByHand, AClockThatDiffersIsAWarning) {
@@ -156,7 +147,7 @@ TEST_F(ByHand, AClockThatDiffersIsAWarning) {
     EXPECT_EQ(first.wait(), 128 + SIGINT);
     // A second may pass between the two readings.
     EXPECT_THAT(first.errors(),
-                AllOf(ContainsRegex("the clock of other is 3(600|599|601) s"), HasSubstr(text)));
+                HasAll(ContainsRegex("the clock of other is 3(600|599|601) s"), text));
   }
 }
 
@@ -170,13 +161,12 @@ TEST_F(ByHand, DifferentPythonsAreAWarning) {
   LauncherProcess first = start(0, 2, {program}, {{"ZERORUN_PYTHON", pythons[0]}});
   LauncherProcess second = start(1, 2, {program}, {{"ZERORUN_PYTHON", pythons[1]}});
   expect_ends({&first, &second});
-  EXPECT_THAT(first.errors(), AllOf(HasSubstr("the hosts have different Pythons: python3.11 on"),
-                                    HasSubstr("python3.12 on")));
+  EXPECT_THAT(first.errors(),
+              HasAll("the hosts have different Pythons: python3.11 on", "python3.12 on"));
 }
 
 // Of whatever the test lets listen where the second launcher looks for the first.
-class OtherEndpoint : public ByHand {
- protected:
+struct OtherEndpoint : ByHand {
   static Listener listening(Listener listener) {
     listen_on(listener);
     return listener;
@@ -195,7 +185,7 @@ TEST_F(OtherEndpoint, ThatClosesConnectionsAtOnceIsNotAskedWithoutPause) {
   const auto begin = Clock::now();
   constexpr int kTimes = 5;
   for (int i = 0; i < kTimes; ++i) accepted(listener_);
-  EXPECT_GE(Clock::now() - begin, kTimes * std::chrono::milliseconds(100));
+  EXPECT_GE(Clock::now() - begin, kTimes * 100ms);
 }
 
 // A coordinator that ends before the job has begun may be started again.
@@ -208,4 +198,4 @@ TEST_F(OtherEndpoint, ThatIsStartedAgainGetsItsLauncherBack) {
 }
 
 }  // namespace
-}  // namespace zerorun::by_hand_test
+}  // namespace zerorun::testing::by_hand_test

@@ -3,20 +3,12 @@
 
 #include <ostream>
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/launcher/cluster_choice.h"
-#include "tests/scratch.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-using testing::choose;
-using testing::worker;
-
-// The hosts that are there and what is asked for, and the hosts with their slots or, after
-// "error: ", a part of it.
+// The hosts, what is asked for, and the hosts with their slots or, after "error: ", a part of it.
 struct ClusterCase {
   std::string label;
   std::optional<std::string> hostfile;
@@ -33,17 +25,16 @@ class ClusterTable : public ::testing::TestWithParam<ClusterCase> {};
 TEST_P(ClusterTable, FollowsDeepSpeedsGrammar) {
   const ClusterCase& row = GetParam();
   const Scratch folder;
-  testing::Words words = testing::words_of(row.options);
+  Words words = words_of(row.options);
   if (row.hostfile) {
     const std::string path = folder.write("hosts", *row.hostfile);
     words.insert(words.begin(), {"--hostfile", path});
   }
   const ThisHost here = worker(row.gpus, {}, row.visible);
   if (row.expected.starts_with("error: ")) {
-    EXPECT_THAT(error_of<ConfigError>([&] { choose(words, here); }),
-                HasSubstr(row.expected.substr(7)));
+    EXPECT_ERROR_OF(ConfigError, choose(words, here), row.expected.substr(7));
   } else {
-    EXPECT_EQ(testing::chosen(words, here), row.expected);
+    EXPECT_EQ(chosen(words, here), row.expected);
   }
 }
 
@@ -178,4 +169,4 @@ INSTANTIATE_TEST_SUITE_P(
          {"range upside down", kNoFile, "--nnodes=3:2", "error: is above the greatest"}})));
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

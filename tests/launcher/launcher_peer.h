@@ -26,7 +26,7 @@ class Peer {
   }
   // The next message but for signs of life; nothing at the end of the connection.
   std::optional<ControlMessage> next() {
-    const auto deadline = Clock::now() + std::chrono::seconds(60);  // only a hang reaches it
+    const auto deadline = Clock::now() + 60s;  // only a hang reaches it
     while (Clock::now() < deadline) {
       connection_.beat(Clock::now());
       connection_.service();
@@ -34,7 +34,7 @@ class Peer {
         if (!message->is("alive")) return message;
       }
       if (!connection_.open()) return std::nullopt;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      std::this_thread::sleep_for(5ms);
     }
     throw std::runtime_error("no message within the deadline");
   }

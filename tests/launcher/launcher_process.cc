@@ -1,15 +1,11 @@
 #include "tests/launcher/launcher_process.h"
 
-#include <poll.h>
 #include <sched.h>
 #include <spawn.h>
 #include <sys/syscall.h>
 
-#include "launcher/environment.h"
 #include "launcher/ranks/report.h"
-#include "tests/common.h"
 #include "tests/launcher/cluster_choice.h"
-#include "tests/paths.h"
 
 namespace zerorun::testing {
 

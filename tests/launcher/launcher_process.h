@@ -2,7 +2,6 @@
 
 #include "launcher/ranks/process.h"
 #include "tests/common.h"
-#include "tests/scratch.h"
 
 namespace zerorun::testing {
 
@@ -111,17 +110,3 @@ pid_t parent_of(pid_t pid);
 bool wait_for_state(pid_t pid, char state);
 
 }  // namespace zerorun::testing
-
-namespace zerorun {
-
-using testing::ended;
-using testing::JobCase;
-using testing::JobTest;
-using testing::LauncherProcess;
-using testing::lines_are;
-using testing::lines_of;
-using testing::shell_ranks;
-using testing::wait_until_gone;
-using testing::zerorun_command;
-
-}  // namespace zerorun

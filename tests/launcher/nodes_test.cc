@@ -3,16 +3,13 @@
 
 #include "launcher/control/control_connection.h"
 #include "launcher/hosts/cluster.h"
-#include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
-#include "tests/scratch.h"
 
-namespace zerorun::nodes_test {
+namespace zerorun::testing::nodes_test {
 namespace {
 
 // Two hosts with two slots each, the second of which is reached through a false ssh.
-class TwoHosts : public ::testing::Test {
- protected:
+struct TwoHosts : ::testing::Test {
   TwoHosts() {
     // The last word is the command, the one before it the host. Not the shell itself becomes the
     // launcher, so that each can be killed alone.
@@ -38,14 +35,14 @@ class TwoHosts : public ::testing::Test {
   // A job on both hosts that runs a shell script.
   LauncherProcess start(const std::string& script, std::vector<std::string> options = {}) const {
     options.insert(options.end(), {"sh", "-c", script});
-    return LauncherProcess(on_both(options), testing::path_from(scratch_));
+    return LauncherProcess(on_both(options), path_from(scratch_));
   }
   // The part of one host, started by hand.
   LauncherProcess start_by_hand(int node_rank, const std::string& script,
                                 const std::vector<std::string>& options = {}) const {
     std::vector<std::string> words = options;
     words.insert(words.end(), {"sh", "-c", script});
-    return LauncherProcess(testing::by_hand_command(node_rank, 2, 2, port_, words),
+    return LauncherProcess(by_hand_command(node_rank, 2, 2, port_, words),
                            {{"ZERORUN_JOB_SECRET", "s"}});
   }
 
@@ -80,21 +77,19 @@ TEST_F(TwoHosts, EveryRankKnowsItsPlaceAndAllMeetAtOneWithOneSecret) {
 
 TEST_F(TwoHosts, AFailureElsewhereEndsAllAndIsReportedLast) {
   EXPECT_THAT(start("test $RANK = 3 && { echo broken >&2; exit 7; }; exec sleep 1000").end(),
-              ended(7, AllOf(HasSubstr("broken\n"), HasSubstr("[zerorun] error: rank 3 of 4"),
-                             EndsWith("failed with exit code 7\n"))));
+              ended(7, HasAll("broken\n", "[zerorun] error: rank 3 of 4",
+                              EndsWith("failed with exit code 7\n"))));
   EXPECT_THAT(start("test $RANK = 2 && kill -9 $$; exec sleep 1000").end(),
               ended(128 + SIGKILL, HasSubstr("rank 2 of 4")));
 }
 
 TEST_F(TwoHosts, WhatDoesNotStartElsewhereIsNamedAtOnce) {
-  EXPECT_THAT(
-      LauncherProcess(on_both({scratch_.path("absent")}), testing::path_from(scratch_)).end(),
-      ended(2, HasSubstr("absent")));
+  EXPECT_THAT(LauncherProcess(on_both({scratch_.path("absent")}), path_from(scratch_)).end(),
+              ended(2, HasSubstr("absent")));
   scratch_.write("unreachable", "");
   EXPECT_THAT(
       start("exec sleep 1000").end(),
-      ended(1, AllOf(HasSubstr("no launcher on host 127.0.0.2 (node 1): ssh ended with 255"),
-                     HasSubstr("no route"))));
+      ended(1, HasAll("no launcher on host 127.0.0.2 (node 1): ssh ended with 255", "no route")));
   std::filesystem::remove(scratch_.path("ssh"));
   EXPECT_THAT(LauncherProcess(on_both({"/bin/true"}), {{"PATH", scratch_.path().string()}}).end(),
               ended(2, HasSubstr("ssh is not in PATH")));
@@ -121,7 +116,7 @@ TEST_F(TwoHosts, Kill9OfLauncherOrCoordinatorLeavesNothing) {
     LauncherProcess job = start(kWaiting);
     job.await_ready(4);
     const auto members = job.members();
-    kill(of_launcher ? job.pid() : testing::parent_of(ssh_pid()), SIGKILL);
+    kill(of_launcher ? job.pid() : parent_of(ssh_pid()), SIGKILL);
     EXPECT_EQ(job.wait(), 128 + SIGKILL);
     EXPECT_TRUE(wait_until_gone(members));
   }
@@ -149,8 +144,8 @@ TEST_F(TwoHosts, AFailedJobStartsAnew) {
       {"--max_restarts", "2", "--rdzv_id", "job7"});
   EXPECT_THAT(job.end(), ended(0, HasSubstr("restart 1 of 2 on 2 hosts: rank 3 on ")));
   EXPECT_THAT(lines_of(job.output()),
-              AllOf(SizeIs(4), ::testing::Each(AllOf(StartsWith("2 job7 rank 3 on "),
-                                                     HasSubstr("failed with exit code 5")))));
+              AllOf(SizeIs(4), ::testing::Each(HasAll(StartsWith("2 job7 rank 3 on "),
+                                                      "failed with exit code 5"))));
 }
 
 // What becomes of a job that may restart once when a host is lost.
@@ -160,7 +155,7 @@ struct LostCase {
   bool away = true;   // so that ssh does not reach it
   bool back = false;  // after a while
   int code = 0;
-  testing::TextMatcher errors = ::testing::_;
+  TextMatcher errors = ::testing::_;
   std::multiset<std::string> lines = kAllOfFour;
 };
 
@@ -194,8 +189,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         LostCase{.label = "leaves a smaller job",
                  .options = {"--nnodes", "1:2"},
-                 .errors = AllOf(HasSubstr("restart 1 of 1 on 1 hosts"),
-                                 HasSubstr("no route; going on without it")),
+                 .errors = HasAll("restart 1 of 1 on 1 hosts", "no route; going on without it"),
                  .lines = {"0 of 2", "1 of 2"}},
         LostCase{.label = "that is back joins the restarted job",
                  .options = {"--nnodes", "1:2"},
@@ -205,10 +199,9 @@ INSTANTIATE_TEST_SUITE_P(
         LostCase{.label = "that does not come back is named with its loss",
                  .options = {"--rdzv_conf", "join_timeout=1"},
                  .code = 1,
-                 .errors = AllOf(
-                     HasSubstr("not all hosts have joined within 1 s; there: localhost"),
-                     HasSubstr("missing: 127.0.0.2 (node 1)"),
-                     HasSubstr("the job was to start anew: host 127.0.0.2 (node 1) was lost")),
+                 .errors = HasAll("not all hosts have joined within 1 s; there: localhost",
+                                  "missing: 127.0.0.2 (node 1)",
+                                  "the job was to start anew: host 127.0.0.2 (node 1) was lost"),
                  .lines = {}}));
 
 TEST_F(TwoHosts, ASlowReaderLosesNothing) {
@@ -224,7 +217,7 @@ TEST_F(TwoHosts, WithoutStandardStreamsTheJobEndsAsEver) {
   std::vector<std::string> command = {"sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"};
   const auto launcher = on_both({"sh", "-c", "echo x; echo y >&2"});
   command.insert(command.end(), launcher.begin(), launcher.end());
-  EXPECT_THAT(LauncherProcess(command, testing::path_from(scratch_)).end(), ended(0));
+  EXPECT_THAT(LauncherProcess(command, path_from(scratch_)).end(), ended(0));
 }
 
 TEST_F(TwoHosts, StartedByHandTheyMeet) {
@@ -253,7 +246,7 @@ TEST_F(TwoHosts, StartedByHandCtrlCOnAnyHostLetsAllRanksSave) {
         EXPECT_EQ(hosts[host]->read_line(), "ready");
       }
     }
-    if (done) std::this_thread::sleep_for(std::chrono::milliseconds(500));  // for its ranks
+    if (done) std::this_thread::sleep_for(500ms);  // for its ranks
     for (const size_t host : asked) kill(hosts[host]->pid(), SIGINT);
     for (const size_t host : {0, 1}) {
       EXPECT_EQ(hosts[host]->wait(), 128 + SIGINT);
@@ -284,20 +277,20 @@ TEST_F(TwoHosts, StartedByHandTheLossOfTheFirstEndsTheOther) {
 TEST_F(TwoHosts, DifferentProgramsAreAnError) {
   LauncherProcess first = start_by_hand(0, "exec sleep 1000");
   LauncherProcess second = start_by_hand(1, "exec sleep 2000");
-  EXPECT_THAT(first.end(), ended(2, AllOf(HasSubstr("the hosts run different commands"),
-                                          HasSubstr("sleep 1000"), HasSubstr("sleep 2000"))));
+  EXPECT_THAT(first.end(),
+              ended(2, HasAll("the hosts run different commands", "sleep 1000", "sleep 2000")));
   EXPECT_EQ(second.wait(), 2);
 }
 
 TEST_F(TwoHosts, AHostThatDoesNotComeIsNamedAndAnUnauthenticatedClientIsNotLetIn) {
   LauncherProcess first = start_by_hand(0, "exec sleep 1000", {"--rdzv_conf", "join_timeout=2"});
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + 30s;
   const FileDescriptor unknown = connect_to("127.0.0.1", port_, deadline);
   send_frame(unknown, ControlMessage("join").add("program", "x").add("token", "wrong").encode(),
              deadline);
-  EXPECT_THAT(first.end(), ended(1, AllOf(HasSubstr("not all hosts have joined within 2 s"),
-                                          HasSubstr("missing: (node 1)"))));
+  EXPECT_THAT(first.end(),
+              ended(1, HasAll("not all hosts have joined within 2 s", "missing: (node 1)")));
 }
 
 }  // namespace
-}  // namespace zerorun::nodes_test
+}  // namespace zerorun::testing::nodes_test

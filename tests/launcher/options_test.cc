@@ -1,14 +1,11 @@
 #include "launcher/options.h"
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/launcher/cluster_choice.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-LaunchOptions parsed(const std::string& text) { return parse_options(testing::words_of(text)); }
+LaunchOptions parsed(const std::string& text) { return parse_options(words_of(text)); }
 
 TEST(Options, DefaultsAreAFreePortAndAllDevices) {
   const LaunchOptions options = parsed("train");
@@ -60,14 +57,12 @@ TEST(Options, AnEmptyFilterOrHostfileIsNoneAndOtherEmptyValuesAreErrors) {
   EXPECT_EQ(options.request.include, "");
   EXPECT_EQ(options.hosts.hostfile, "");
   EXPECT_EQ(parsed("--hostfile= train").hosts.hostfile, "");
-  EXPECT_THAT(error_of([] {
-                parse_options({"--log_dir", "", "train"});
-              }),
-              HasSubstr(": the value is empty; give one, or leave"));
+  EXPECT_ERROR(parse_options({"--log_dir", "", "train"}),
+               ": the value is empty; give one, or leave");
 }
 
 TEST(Options, OfHostsAreRead) {
-  std::vector<std::string> arguments = testing::words_of(
+  std::vector<std::string> arguments = words_of(
       "--node-rank 2 --no_ssh_check --export A --export=B --venv_script=/v --local_addr=h "
       "--comm_timeout=1.5 --bind_core_list=0-3,8 --save_pid --launcher_args");
   arguments.insert(arguments.end(), {"-v  -o 'A b' \"\"", "x"});
@@ -96,7 +91,7 @@ TEST(Options, OfTorchrunAreRead) {
   EXPECT_EQ(options.output.redirects, "3");
   EXPECT_EQ(options.output.tee, "0:1,1:2");
   EXPECT_THAT(options.output.shown_ranks, ElementsAre(0, 1));
-  EXPECT_EQ(options.grace_period, std::chrono::seconds(3));
+  EXPECT_EQ(options.grace_period, 3s);
   EXPECT_TRUE(options.program.module);
   EXPECT_EQ(options.program.name, "pkg.mod");
   EXPECT_THAT(options.notes,
@@ -113,10 +108,8 @@ TEST(Options, ElasticTrainingRestartsAsDeepSpeedDoes) {
 }
 
 TEST(Options, VariablesOfTorchrunStandForOptionsThatAreNotGiven) {
-  const Environment environment = {{"PET_NNODES", "2"},
-                                   {"PET_NPROC_PER_NODE", "4"},
-                                   {"PET_STANDALONE", "1"},
-                                   {"PET_MODULE", "0"}};
+  const Environment environment =
+      variables("PET_NNODES=2 PET_NPROC_PER_NODE=4 PET_STANDALONE=1 PET_MODULE=0");
   const LaunchOptions options = parse_options({"--nproc_per_node=2", "x"}, environment);
   EXPECT_EQ(options.hosts.count, "2");
   EXPECT_EQ(options.request.count, "2");
@@ -158,9 +151,9 @@ TEST(Options, WhatCannotBeMeantSaysWhatToDo) {
            {"--redirects=a:1 x", "--redirects 'a:1'"},
            {"--local_ranks_filter=a x", "expected ranks, as in 0,2"},
            {"--signals_to_handle=SIGUSR1 x", "not at 'SIGUSR1'"}}) {
-    EXPECT_THAT(error_of([&] { parsed(words); }), HasSubstr(text)) << words;
+    EXPECT_ERROR(parsed(words), text) << words;
   }
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -3,16 +3,12 @@
 #include "launcher/environment.h"
 #include "launcher/job.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/scratch.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 // An installation with one bundled program, a PATH directory and a virtual environment.
-class FindProgram : public ::testing::Test {
- protected:
+struct FindProgram : ::testing::Test {
   FindProgram() {
     scratch_.write("install/bin/zerorun", "", true);
     scratch_.write("install/libexec/zerorun/train", "", true);
@@ -102,8 +98,7 @@ TEST_F(FindProgram, ThePythonIsTheWheelsOrTheActivatedOneOrTheInstallationsOrTha
   search_.python = scratch_.write("wheel/bin/python", "", true);
   EXPECT_EQ(command_of(module), "wheel/bin/python -u -m m --local_rank=0");
   search_.python = scratch_.write("wheel/notes", "");
-  EXPECT_THAT(error_of(module),
-              AllOf(HasSubstr("ZERORUN_PYTHON='" + search_.python), HasSubstr("an executable")));
+  EXPECT_THAT(error_of(module), HasAll("ZERORUN_PYTHON='" + search_.python, "an executable"));
 }
 
 TEST_F(FindProgram, ExecutablesByPathOrInPathAndWithoutPythonNoBundledPrograms) {
@@ -141,9 +136,9 @@ JobSettings two_ranks() {
 // A variable of a rank with 4 threads; "unset" where the rank has what it inherits.
 std::string variable(const char* name, const JobSettings& job, const Environment& inherited = {},
                      int rank = 0) {
-  const Environment variables = rank_variables(job, rank, 4, inherited);
-  const auto found = variables.find(name);
-  return found == variables.end() ? "unset" : found->second;
+  const Environment all = rank_variables(job, rank, 4, inherited);
+  const auto found = all.find(name);
+  return found == all.end() ? "unset" : found->second;
 }
 
 TEST(RankVariables, OfGpuJobsShowAllGpusAndSetWhatTheUserHasNot) {
@@ -172,8 +167,8 @@ TEST(RankVariables, KeepTheUsersThreadCountIfOpenMpTakesIt) {
   for (const char* threads : {"3", "1", "256", "4,2"}) EXPECT_EQ(threads_of(threads), "unset");
   EXPECT_EQ(threads_of(""), "4");
   for (const std::string threads : {"abc", "0", "-1", "4,", "4 ", "100000", "2,4097", "1e3"}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { threads_of(threads); }),
-                HasSubstr("OMP_NUM_THREADS='" + threads + "': expected a number of threads"));
+    EXPECT_ERROR_OF(ConfigError, threads_of(threads),
+                    "OMP_NUM_THREADS='" + threads + "': expected a number of threads");
   }
 }
 
@@ -185,12 +180,9 @@ TEST(RankVariables, Rank0AloneInheritsTheSocketOfTheMeetingPoint) {
 }
 
 TEST(RankEnvironment, ReplacesKeepsAndDropsWhatAnEnclosingJobSet) {
-  const Environment inherited = {{"RANK", "7"},
-                                 {"HOME", "/root"},
-                                 {"ZERORUN_STORE_FD", "7"},
-                                 {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
-  EXPECT_EQ(rank_environment(inherited, {{"RANK", "0"}}),
-            (Environment{{"RANK", "0"}, {"HOME", "/root"}}));
+  const Environment inherited =
+      variables("RANK=7 HOME=/root ZERORUN_STORE_FD=7 TORCHELASTIC_USE_AGENT_STORE=True");
+  EXPECT_EQ(rank_environment(inherited, {{"RANK", "0"}}), variables("RANK=0 HOME=/root"));
 }
 
 TEST(RankVariables, PythonFindsTheWorkingDirectoryFirst) {
@@ -202,11 +194,12 @@ TEST(RankVariables, PythonFindsTheWorkingDirectoryFirst) {
 }
 
 TEST(Exports, PassOnWhatSteersLibrariesAndWhatIsNamed) {
-  const Environment passed = {{"NCCL_DEBUG", "INFO"}, {"PYTHONPATH", "/lib"}, {"UCX_TLS", "tcp"},
-                              {"PATH", "/bin"},       {"HF_HOME", "/hf"},     {"MINE", "a b"}};
-  Environment environment = {{"HF_TOKEN", "secret"},       {"ZERORUN_JOB_SECRET", "s"},
-                             {"ZERORUN_STORE_FD", "7"},    {"CUDA_VISIBLE_DEVICES", "1"},
-                             {"TORCHELASTIC_RUN_ID", "x"}, {"OTHER", "c"}};
+  Environment passed =
+      variables("NCCL_DEBUG=INFO PYTHONPATH=/lib UCX_TLS=tcp PATH=/bin HF_HOME=/hf");
+  passed["MINE"] = "a b";
+  Environment environment = variables(
+      "HF_TOKEN=secret ZERORUN_JOB_SECRET=s ZERORUN_STORE_FD=7 CUDA_VISIBLE_DEVICES=1 "
+      "TORCHELASTIC_RUN_ID=x OTHER=c");
   environment.insert(passed.begin(), passed.end());
   EXPECT_EQ(exported_variables(environment, {"MINE"}), passed);
   EXPECT_EQ(exported_variables(environment, {"HF_TOKEN"}).at("HF_TOKEN"), "secret");
@@ -233,11 +226,11 @@ TEST(EnvironmentFile, TakesAssignmentsAsAShellDoes) {
   EXPECT_EQ(parse_environment_file("# comment\nA=1\n\nexport B=\"x y\"\r\nC=\n  D_2=p=q\nE='", "f"),
             expected);
   for (const char* text : {"A=1\nB", "A=1\n2B=3", "A=1\n=3", "A=1\nB C=3"}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { parse_environment_file(text, "file"); }),
-                HasSubstr("file:2: expected NAME=VALUE"))
+    EXPECT_ERROR_OF(ConfigError, parse_environment_file(text, "file"),
+                    "file:2: expected NAME=VALUE")
         << text;
   }
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

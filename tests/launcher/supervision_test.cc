@@ -1,10 +1,9 @@
 // How jobs end: by failures, by the user, by kill -9 of any member. Nothing may be left over.
 
 #include "os/process_identity.h"
-#include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 std::vector<std::string> after(std::vector<std::string> words, std::vector<std::string> command) {
@@ -20,91 +19,82 @@ std::string last_lines_of_rank_1() {
 
 INSTANTIATE_TEST_SUITE_P(
     ByItself, JobTest,
-    ::testing::Values(
-        JobCase{"the code is the first failing rank's",
-                shell_ranks(3, "test $RANK = 1 && exit 7; exec sleep 1000"),
-                ended(7, AllOf(HasSubstr("rank 1 of 3"), EndsWith("failed with exit code 7\n")))},
-        JobCase{
-            "ranks that ignore SIGTERM end too",
-            shell_ranks(2,
-                        "test $RANK = 1 && { read line < $SCRATCH/fifo; exit 3; }; "
-                        "trap '' TERM; echo deaf > $SCRATCH/fifo; while :; do sleep 1000; done"),
-            ended(3)},
-        // Rank 0 speaks after rank 1.
-        JobCase{"last lines are the last thing printed",
-                shell_ranks(2,
-                            "test $RANK = 0 && { trap 'echo bye >&2; exit 0' TERM; "
-                            "echo ready > $SCRATCH/fifo; sleep 1000 & wait; }; "
-                            "read line < $SCRATCH/fifo; "
-                            "for i in $(seq 30); do echo line $i >&2; done; exit 1"),
-                ended(1, AllOf(HasSubstr(last_lines_of_rank_1()),
-                               EndsWith("failed with exit code 1\n")))},
-        JobCase{
-            "last lines in view are not repeated",
-            shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo one >&2; echo two >&2; exit 1"),
-            ended(1, StartsWith("[rank 1] one\n[rank 1] two\n[zerorun] error: rank 1 of 2"))},
-        JobCase{"without standard error the last lines are standard output's",
-                shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo only on stdout; exit 1",
-                            {"--log_dir", "$SCRATCH"}),
-                ended(1, StartsWith("[zerorun] last lines of rank 1:\n  only on stdout\n"))},
-        JobCase{"a wrong option of the program is explained",
-                shell_ranks(2,
-                            "echo 'x.py: error: unrecognized arguments: --local_rank=0' >&2; "
-                            "exit 2"),
-                ended(2, HasSubstr("likely cause: the program does not take --local_rank=N"))},
-        JobCase{"noticed when the parent ignored its children",
-                after({"env", "--ignore-signal=CHLD"}, shell_ranks(1, "exit 5")), ended(5)},
-        JobCase{
-            "a recorded exception is part of the report",
-            shell_ranks(1,
-                        "echo '{\"message\": {\"message\": \"ValueError: nine\", \"extraInfo\": "
-                        "{\"py_callstack\": \"at line 3\"}}}' > $TORCHELASTIC_ERROR_FILE; "
-                        "exit 1"),
-            ended(1, HasSubstr("[zerorun] exception of rank 0: ValueError: nine\nat line 3\n"))},
-        JobCase{
-            "daemons of ranks that succeeded do not survive",
-            shell_ranks(2, "sleep 1000 & (setsid sleep 1000 &); exit 0", {"--grace_period", "0.5"}),
-            ended(0, AllOf(HasSubstr("[zerorun] the ranks on " + host_name()),
-                           HasSubstr("left processes behind; they have 0.5 s to end: sleep (pid"),
-                           EndsWith("have left behind has not ended and is killed\n")))},
-        JobCase{"what a rank has left behind may finish",
-                shell_ranks(1,
-                            "(read line < $SCRATCH/fifo; echo uploaded) & "
-                            "(sleep 0.6; echo go > $SCRATCH/fifo) & exit 0"),
-                ended(0, Not(HasSubstr("killed")), "uploaded\n")},
-        // Rank 1 fails once rank 0 has said its line, which would end with it.
-        JobCase{"a failed job starts anew as often as it may",
-                shell_ranks(2,
-                            "said=$SCRATCH/said$TORCHELASTIC_RESTART_COUNT; "
-                            "echo $RANK $TORCHELASTIC_RESTART_COUNT $ZERORUN_RESTART_REASON; "
-                            "if test $RANK = 0; then echo > $said; exec sleep 1000; fi; "
-                            "until test -e $said; do sleep 0.01; done; exit 4",
-                            {"--max_restarts", "1"}),
-                ended(4,
-                      AllOf(HasSubstr("restart 1 of 1: rank 1 on "),
-                            EndsWith("failed with exit code 4\n")),
-                      AllOf(HasSubstr("0 0\n"), HasSubstr("0 1 rank 1 on ")))},
-        JobCase{"a full disk under standard output is said once and the job goes on",
-                after({"sh", "-c", "exec \"$@\" > /dev/full", "sh"},
-                      shell_ranks(2, "for i in 1 2 3; do echo $i; done; echo done >&2")),
-                ended(0, AllOf(HasSubstr("[rank 1] done\n"),
-                               HasSubstr("output cannot be written (No space left on device)"),
-                               Not(ContainsRegex("cannot be written.*cannot be written"))))},
-        JobCase{"a request to end is no failure",
-                shell_ranks(1, "echo ready; exec sleep 1000", {"--max_restarts", "5"}),
-                ended(128 + SIGTERM, Not(HasSubstr("restart"))), 1, SIGTERM},
-        JobCase{"the grace period ends deaf ranks",
-                shell_ranks(2, "trap '' INT TERM HUP; echo ready; while :; do sleep 1000; done",
-                            {"--grace_period", "0.1"}),
-                ended(128 + SIGTERM,
-                      HasSubstr("not all ranks have ended within 0.1 s: they are killed")),
-                2, SIGTERM},
-        JobCase{"SIGTERM spares the workers of a rank that saves",
-                shell_ranks(1,
-                            "exec 3<>$SCRATCH/fifo; sh -c 'read line <&3' & worker=$!; "
-                            "trap 'echo go >&3; wait $worker; echo worker $?; exit' TERM; "
-                            "echo ready; wait"),
-                ended(128 + SIGTERM, ::testing::_, "worker 0\n"), 1, SIGTERM}));
+    ::testing::ValuesIn(std::to_array<JobCase>(
+        {{"the code is the first failing rank's",
+          shell_ranks(3, "test $RANK = 1 && exit 7; exec sleep 1000"),
+          ended(7, HasAll("rank 1 of 3", EndsWith("failed with exit code 7\n")))},
+         {"ranks that ignore SIGTERM end too",
+          shell_ranks(2,
+                      "test $RANK = 1 && { read line < $SCRATCH/fifo; exit 3; }; "
+                      "trap '' TERM; echo deaf > $SCRATCH/fifo; while :; do sleep 1000; done"),
+          ended(3)},
+         // Rank 0 speaks after rank 1.
+         {"last lines are the last thing printed",
+          shell_ranks(2,
+                      "test $RANK = 0 && { trap 'echo bye >&2; exit 0' TERM; "
+                      "echo ready > $SCRATCH/fifo; sleep 1000 & wait; }; "
+                      "read line < $SCRATCH/fifo; "
+                      "for i in $(seq 30); do echo line $i >&2; done; exit 1"),
+          ended(1, HasAll(last_lines_of_rank_1(), EndsWith("failed with exit code 1\n")))},
+         {"last lines in view are not repeated",
+          shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo one >&2; echo two >&2; exit 1"),
+          ended(1, StartsWith("[rank 1] one\n[rank 1] two\n[zerorun] error: rank 1 of 2"))},
+         {"without standard error the last lines are standard output's",
+          shell_ranks(2, "test $RANK = 0 && exec sleep 1000; echo only on stdout; exit 1",
+                      {"--log_dir", "$SCRATCH"}),
+          ended(1, StartsWith("[zerorun] last lines of rank 1:\n  only on stdout\n"))},
+         {"a wrong option of the program is explained",
+          shell_ranks(2,
+                      "echo 'x.py: error: unrecognized arguments: --local_rank=0' >&2; "
+                      "exit 2"),
+          ended(2, HasSubstr("likely cause: the program does not take --local_rank=N"))},
+         {"noticed when the parent ignored its children",
+          after({"env", "--ignore-signal=CHLD"}, shell_ranks(1, "exit 5")), ended(5)},
+         {"a recorded exception is part of the report",
+          shell_ranks(1,
+                      "echo '{\"message\": {\"message\": \"ValueError: nine\", \"extraInfo\": "
+                      "{\"py_callstack\": \"at line 3\"}}}' > $TORCHELASTIC_ERROR_FILE; "
+                      "exit 1"),
+          ended(1, HasSubstr("[zerorun] exception of rank 0: ValueError: nine\nat line 3\n"))},
+         {"daemons of ranks that succeeded do not survive",
+          shell_ranks(2, "sleep 1000 & (setsid sleep 1000 &); exit 0", {"--grace_period", "0.5"}),
+          ended(0, HasAll("[zerorun] the ranks on " + host_name(),
+                          "left processes behind; they have 0.5 s to end: sleep (pid",
+                          EndsWith("have left behind has not ended and is killed\n")))},
+         {"what a rank has left behind may finish",
+          shell_ranks(1,
+                      "(read line < $SCRATCH/fifo; echo uploaded) & "
+                      "(sleep 0.6; echo go > $SCRATCH/fifo) & exit 0"),
+          ended(0, Not(HasSubstr("killed")), "uploaded\n")},
+         // Rank 1 fails once rank 0 has said its line, which would end with it.
+         {"a failed job starts anew as often as it may",
+          shell_ranks(2,
+                      "said=$SCRATCH/said$TORCHELASTIC_RESTART_COUNT; "
+                      "echo $RANK $TORCHELASTIC_RESTART_COUNT $ZERORUN_RESTART_REASON; "
+                      "if test $RANK = 0; then echo > $said; exec sleep 1000; fi; "
+                      "until test -e $said; do sleep 0.01; done; exit 4",
+                      {"--max_restarts", "1"}),
+          ended(4, HasAll("restart 1 of 1: rank 1 on ", EndsWith("failed with exit code 4\n")),
+                HasAll("0 0\n", "0 1 rank 1 on "))},
+         {"a full disk under standard output is said once and the job goes on",
+          after({"sh", "-c", "exec \"$@\" > /dev/full", "sh"},
+                shell_ranks(2, "for i in 1 2 3; do echo $i; done; echo done >&2")),
+          ended(0, HasAll("[rank 1] done\n", "output cannot be written (No space left on device)",
+                          Not(ContainsRegex("cannot be written.*cannot be written"))))},
+         {"a request to end is no failure",
+          shell_ranks(1, "echo ready; exec sleep 1000", {"--max_restarts", "5"}),
+          ended(128 + SIGTERM, Not(HasSubstr("restart"))), 1, SIGTERM},
+         {"the grace period ends deaf ranks",
+          shell_ranks(2, "trap '' INT TERM HUP; echo ready; while :; do sleep 1000; done",
+                      {"--grace_period", "0.1"}),
+          ended(128 + SIGTERM, HasSubstr("not all ranks have ended within 0.1 s: they are killed")),
+          2, SIGTERM},
+         {"SIGTERM spares the workers of a rank that saves",
+          shell_ranks(1,
+                      "exec 3<>$SCRATCH/fifo; sh -c 'read line <&3' & worker=$!; "
+                      "trap 'echo go >&3; wait $worker; echo worker $?; exit' TERM; "
+                      "echo ready; wait"),
+          ended(128 + SIGTERM, ::testing::_, "worker 0\n"), 1, SIGTERM}})));
 
 // Ranks do this on a request to end, and say "ready" when they can.
 std::string on_request(const std::string& action) {
@@ -115,12 +105,12 @@ std::vector<JobCase> stops() {
   std::vector<JobCase> rows;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const auto add = [&](const std::string& label, int ranks, const std::string& script,
-                         const ::testing::Matcher<const testing::Ended&>& expected) {
+                         const ::testing::Matcher<const Ended&>& expected) {
       rows.push_back({fmt::format("{} {}", strsignal(signal), label), shell_ranks(ranks, script),
                       expected, ranks, signal});
     };
     add("lets ranks save", 2, on_request("echo saved $RANK; exit 0"),
-        ended(128 + signal, AllOf(HasSubstr("ending 2 ranks within 30 s"), Not(HasSubstr("error"))),
+        ended(128 + signal, HasAll("ending 2 ranks within 30 s", Not(HasSubstr("error"))),
               lines_are({"saved 0", "saved 1"})));
     for (const char* rank : {"0", "1"}) {  // the other one is left to save
       add(fmt::format("reports that rank {} fails to save", rank), 2,
@@ -128,9 +118,8 @@ std::vector<JobCase> stops() {
                       "{ " + on_request("echo the disk is full >&2; exit 3") + "; }",
                       "{ " + on_request("echo saved; exit 0") + "; }"),
           ended(3,
-                AllOf(HasSubstr("the disk is full\n"),
-                      HasSubstr(fmt::format("[zerorun] error: rank {} of 2", rank)),
-                      EndsWith("failed with exit code 3\n")),
+                HasAll("the disk is full\n", fmt::format("[zerorun] error: rank {} of 2", rank),
+                       EndsWith("failed with exit code 3\n")),
                 "saved\n"));
     }
     add("reports a rank that another signal kills in saving", 1, on_request("kill -KILL $$"),
@@ -156,10 +145,10 @@ constexpr size_t kFamilySize = 2 * 3 + 2;
 // The processes of a family. One that is in exec shows no environment to be known by, so this waits
 // until all are there.
 std::vector<pid_t> family_of(const LauncherProcess& job) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto deadline = std::chrono::steady_clock::now() + 10s;
   std::vector<pid_t> members = job.members();
   while (members.size() < kFamilySize && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(1ms);
     members = job.members();
   }
   EXPECT_THAT(members, SizeIs(kFamilySize));
@@ -183,9 +172,8 @@ TEST(Kill9, OfARankEndsTheJob) {
   LauncherProcess job(shell_ranks(2, kFamily));
   const auto pids = read_pids(job);
   kill(pids[1], SIGKILL);
-  EXPECT_THAT(job.end(),
-              ended(128 + SIGKILL, AllOf(HasSubstr(fmt::format("rank 1 of 2 (pid {}", pids[1])),
-                                         HasSubstr("was killed by SIGKILL (signal 9)"))));
+  EXPECT_THAT(job.end(), ended(128 + SIGKILL, HasAll(fmt::format("rank 1 of 2 (pid {}", pids[1]),
+                                                     "was killed by SIGKILL (signal 9)")));
 }
 
 TEST(Kill9, OfTheLauncherLeavesNothing) {
@@ -199,8 +187,8 @@ TEST(Kill9, OfTheLauncherLeavesNothing) {
 
 TEST(Kill9, OfTheSupervisorLeavesNothing) {
   LauncherProcess job(shell_ranks(2, kFamily));
-  const pid_t supervisor = testing::parent_of(read_pids(job)[0]);
-  ASSERT_EQ(testing::parent_of(supervisor), job.pid());
+  const pid_t supervisor = parent_of(read_pids(job)[0]);
+  ASSERT_EQ(parent_of(supervisor), job.pid());
   family_of(job);
   kill(supervisor, SIGKILL);
   EXPECT_THAT(job.end(), ended(128 + SIGKILL, HasSubstr("supervisor was killed by SIGKILL")));
@@ -209,7 +197,7 @@ TEST(Kill9, OfTheSupervisorLeavesNothing) {
 TEST(Kill9, OfLauncherAndSupervisorAtOnceEndsTheRanks) {
   LauncherProcess job(shell_ranks(2, "echo $RANK $$; exec sleep 1000"));
   const auto ranks = read_pids(job);
-  const pid_t supervisor = testing::parent_of(ranks[0]);
+  const pid_t supervisor = parent_of(ranks[0]);
   kill(job.pid(), SIGSTOP);  // cannot notice
   kill(supervisor, SIGKILL);
   EXPECT_TRUE(wait_until_gone(ranks));
@@ -226,9 +214,8 @@ TEST(Stopped, ARankIsNamedAtOnceAndBlamedForItsPeersTimeout) {
   const std::string rank = fmt::format("rank 1 (pid {} on ", stopped);
   EXPECT_THAT(job.read_error_line(), HasSubstr(rank));
   std::ofstream(job.scratch().path("fifo")) << "go\n";
-  EXPECT_THAT(job.end(),
-              ended(1, AllOf(HasSubstr("[zerorun] error: " + rank),
-                             HasSubstr("was stopped (SIGSTOP); the others waited for it"))));
+  EXPECT_THAT(job.end(), ended(1, HasAll("[zerorun] error: " + rank,
+                                         "was stopped (SIGSTOP); the others waited for it")));
 }
 
 TEST(StopRequest, ASecondInterruptEndsDeafRanksAtOnce) {
@@ -260,7 +247,7 @@ TEST(JobControl, SuspendsAndResumesTheRanks) {
   int status = 0;
   ASSERT_EQ(waitpid(job.pid(), &status, WUNTRACED), job.pid());
   EXPECT_TRUE(WIFSTOPPED(status));
-  for (const pid_t rank : ranks) EXPECT_TRUE(testing::wait_for_state(rank, 'T'));
+  for (const pid_t rank : ranks) EXPECT_TRUE(wait_for_state(rank, 'T'));
   kill(job.pid(), SIGCONT);
   kill(job.pid(), SIGUSR1);
   for (int i = 0; i < 2; ++i) EXPECT_EQ(job.read_line(), "passed");
@@ -269,4 +256,4 @@ TEST(JobControl, SuspendsAndResumesTheRanks) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -2,8 +2,7 @@
 
 #include "core/format_bytes.h"
 #include "offload/direct_file.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
+#include "tests/common.h"
 #include "tests/refused_calls.h"
 #include "zerorun/device.h"
 
@@ -12,8 +11,7 @@ namespace {
 
 constexpr size_t kNbytes = size_t{1} << 20;
 
-class BlockIoTest : public ::testing::TestWithParam<bool> {
- protected:
+struct BlockIoTest : ::testing::TestWithParam<bool> {
   std::unique_ptr<BlockIo> make(int depth) {
     const std::vector<std::span<std::byte>> memory = {{buffer_.data(), kNbytes}};
     if (GetParam()) return make_uring_io(file_.open(), depth, memory);
@@ -33,28 +31,27 @@ class BlockIoTest : public ::testing::TestWithParam<bool> {
 };
 
 TEST_P(BlockIoTest, ReadsWhatItWroteAndVisitsEveryBlockOnce) {
-  for (const size_t block : {size_t{4096}, size_t{12288}, kNbytes}) {
-    for (const int depth : {1, 3, 64}) {
-      const auto io = make(depth);
-      if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
-      std::mt19937_64 random(block);
-      std::vector<uint64_t> expected(kNbytes / 8);
-      for (uint64_t& word : expected) word = random();
-      std::copy_n(reinterpret_cast<const std::byte*>(expected.data()), kNbytes, buffer_.data());
-      std::mutex mutex;
-      std::vector<int> visits(blocks(block).size(), 0);
-      const auto visit = [&](size_t i) {
-        const std::lock_guard lock(mutex);
-        ++visits[i];
-      };
-      io->transfer(Direction::write, blocks(block), visit);
-      EXPECT_THAT(visits, ::testing::Each(1));
-      std::fill_n(buffer_.data(), kNbytes, std::byte{0});
-      io->transfer(Direction::read, blocks(block), visit);
-      EXPECT_THAT(visits, ::testing::Each(2));
-      EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
-                             reinterpret_cast<const uint64_t*>(buffer_.data())));
-    }
+  for (const auto& [block, depth] :
+       each(std::array{size_t{4096}, size_t{12288}, kNbytes}, std::array{1, 3, 64})) {
+    const auto io = make(depth);
+    if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
+    std::mt19937_64 random(block);
+    std::vector<uint64_t> expected(kNbytes / 8);
+    for (uint64_t& word : expected) word = random();
+    std::copy_n(reinterpret_cast<const std::byte*>(expected.data()), kNbytes, buffer_.data());
+    std::mutex mutex;
+    std::vector<int> visits(blocks(block).size(), 0);
+    const auto visit = [&](size_t i) {
+      const std::lock_guard lock(mutex);
+      ++visits[i];
+    };
+    io->transfer(Direction::write, blocks(block), visit);
+    EXPECT_THAT(visits, ::testing::Each(1));
+    std::fill_n(buffer_.data(), kNbytes, std::byte{0});
+    io->transfer(Direction::read, blocks(block), visit);
+    EXPECT_THAT(visits, ::testing::Each(2));
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
+                           reinterpret_cast<const uint64_t*>(buffer_.data())));
   }
 }
 
@@ -63,9 +60,9 @@ TEST_P(BlockIoTest, ReadingBeyondTheEndNamesFileAndOffset) {
   if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
   std::vector<Block> all = blocks(4096);
   all[200].offset = 2 * kNbytes;
-  EXPECT_THAT(error_of<IoError>([&] { io->transfer(Direction::read, all, [](size_t) {}); }),
-              HasSubstr("test: cannot read 4096 bytes at offset 2097152: the file "
-                        "ends before"));
+  EXPECT_ERROR_OF(IoError, io->transfer(Direction::read, all, [](size_t) {}),
+                  "test: cannot read 4096 bytes at offset 2097152: the file "
+                  "ends before");
   io->transfer(Direction::read, blocks(4096), [](size_t) {});  // it goes on
 }
 
@@ -163,13 +160,13 @@ TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForAndNamesTheSettingThatNamedTheFol
   const std::string states = refusal(test_paths::build(), large);
   EXPECT_THAT(states, StartsWith("/zero_optimization/offload_optimizer/nvme_path " +
                                  test_paths::build() + ": cannot reserve "));
-  EXPECT_THAT(states, HasSubstr("for this rank's offloaded states: "));
-  EXPECT_THAT(states, HasSubstr("are free. Free some, name another disk, or offload a smaller"));
+  EXPECT_THAT(states, HasAll("for this rank's offloaded states: ",
+                             "are free. Free some, name another disk, or offload a smaller"));
   const FilePurpose bench{.folder = "bench:", .content = "a file", .instead = "do less"};
   EXPECT_THAT(refusal("/no/such", 1, bench), StartsWith("bench: /no/such: No such file"));
   const std::string other = refusal(test_paths::build(), large, bench);
-  EXPECT_THAT(other, HasSubstr("cannot reserve " + format_bytes(large) + " for a file"));
-  EXPECT_THAT(other, HasSubstr("name another disk, or do less"));
+  EXPECT_THAT(other, HasAll("cannot reserve " + format_bytes(large) + " for a file",
+                            "name another disk, or do less"));
 }
 
 TEST(DirectFile, RoomForHalfOfTheFilesOfAHostIsNotRoomForAll) {

@@ -5,9 +5,6 @@
 #include "offload/state_store.h"
 #include "os/file_descriptor.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {
@@ -16,8 +13,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kAll = SIZE_MAX;  // tensors have changed
 
-// Changes one bit of the file behind the store's back, without O_DIRECT, which asks for whole
-// blocks.
+// Changes a bit of the file behind the store's back, without O_DIRECT, which takes whole blocks.
 void damage(int fd, off_t at) {
   const FileDescriptor file(
       ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC));
@@ -53,8 +49,7 @@ std::vector<StateLayout> some_chunks() {
   return chunks;
 }
 
-class NvmeStateStoreTest : public ::testing::Test {
- protected:
+struct NvmeStateStoreTest : ::testing::Test {
   NvmeStateStoreTest() {
     options_.folder = test_paths::build();
     options_.label = "test states";
@@ -176,17 +171,14 @@ TEST_F(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
         });
     const std::unique_ptr<Stream> stream = device_->make_stream("test");
     const auto pass = [&] {
-      for (int round2 = 0; round2 < 4; ++round2) {
-        for (int chunk = 0; chunk < 7; ++chunk) {
-          store->acquire(chunk, *stream, Content::needed);
-          store->release(chunk, *stream, kAll);
-        }
+      for (const auto& [round2, chunk] : each(std::views::iota(0, 4), std::views::iota(0, 7))) {
+        store->acquire(chunk, *stream, Content::needed);
+        store->release(chunk, *stream, kAll);
       }
       stream->synchronize();
       store->stored(0);
     };
-    EXPECT_THAT(error_of<IoError>([&] { pass(); }),
-                AllOf(HasSubstr("No space left on device"), HasSubstr("/test states: cannot ")))
+    EXPECT_ERROR_OF(IoError, pass(), "No space left on device", "/test states: cannot ")
         << "round " << round;
   }
 }
@@ -251,8 +243,7 @@ TEST_F(NvmeStateStoreTest, WhatWasOnlyLookedAtBeforeAStepIsNotAcceptedAfterIt) {
 
 enum class Home { device, host };
 
-class ResidentStateStoreTest : public ::testing::TestWithParam<Home> {
- protected:
+struct ResidentStateStoreTest : ::testing::TestWithParam<Home> {
   std::unique_ptr<StateStore> make(const std::vector<StateLayout>& chunks) {
     if (GetParam() == Home::device) return make_device_state_store(*device_, chunks);
     size_t nbytes = 0;
@@ -304,9 +295,8 @@ TEST(MemoryCheck, LockingMoreThanTheLimitIsSaidWithWhatToDo) {
   EXPECT_EQ(locking_advice(limits, size_t{4} << 20, 2), "");
   EXPECT_EQ(locking_advice({}, size_t{4} << 40, 2), "");
   const std::string advice = locking_advice(limits, size_t{6} << 20, 2);
-  EXPECT_THAT(advice, HasSubstr("12.0 MiB of buffers on this host"));
-  EXPECT_THAT(advice, HasSubstr("`ulimit -l` allows 8.0 MiB"));
-  EXPECT_THAT(advice, HasSubstr("ulimit memlock=-1"));
+  EXPECT_THAT(advice, HasAll("12.0 MiB of buffers on this host", "`ulimit -l` allows 8.0 MiB",
+                             "ulimit memlock=-1"));
 }
 
 TEST(MemoryCheck, TooLittleIsAnErrorThatSaysWhatIsMissingWhere) {

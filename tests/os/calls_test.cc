@@ -6,8 +6,6 @@
 #include "os/thread_priority.h"
 #include "os/uninterrupted.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {
@@ -15,17 +13,15 @@ namespace {
 // Ranks and launchers use it, and say themselves who is at the other end.
 TEST(SocketTest, ErrorsNameTheAddressAndNoRank) {
   const Listener silent = reserve_port("127.0.0.1", 0);
-  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(20); };
+  const auto soon = [] { return std::chrono::steady_clock::now() + 20ms; };
   for (const Absence absence : {Absence::gone, Absence::not_yet}) {
-    EXPECT_THAT(
-        error_of([&] { connect_to("127.0.0.1", silent.port, soon(), absence); }),
-        AllOf(HasSubstr(fmt::format("127.0.0.1 port {}", silent.port)), Not(HasSubstr("rank"))));
+    EXPECT_ERROR(connect_to("127.0.0.1", silent.port, soon(), absence),
+                 fmt::format("127.0.0.1 port {}", silent.port), Not(HasSubstr("rank")));
   }
   listen_on(silent);
   const FileDescriptor socket =
       connect_to("127.0.0.1", silent.port, soon() + std::chrono::minutes(1));
-  EXPECT_THAT(error_of([&] { receive_frame(socket, 100, soon()); }),
-              HasSubstr("the peer does not answer"));
+  EXPECT_ERROR(receive_frame(socket, 100, soon()), "the peer does not answer");
 }
 
 int nice_of(pid_t thread) { return ::getpriority(PRIO_PROCESS, static_cast<id_t>(thread)); }
@@ -103,10 +99,9 @@ TEST(AddressTest, TheAddressOfTheDefaultRouteComesFirstAndThoseOfContainersLast)
 
 TEST(AddressTest, WhatIsNotThisHostsIsAnErrorThatNamesIt) {
   for (const char* wrong : {"eth99", "192.0.2.7", "no.such.host.invalid"}) {
-    EXPECT_THAT(error_of<CommError>([&] { own_address_of(wrong, ""); }), HasSubstr(wrong));
+    EXPECT_ERROR_OF(CommError, own_address_of(wrong, ""), wrong);
   }
-  EXPECT_THAT(error_of<CommError>([] { own_address_towards("no.such.host.invalid"); }),
-              HasSubstr("no.such.host.invalid"));
+  EXPECT_ERROR_OF(CommError, own_address_towards("no.such.host.invalid"), "no.such.host.invalid");
 }
 
 }  // namespace

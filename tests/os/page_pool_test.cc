@@ -1,7 +1,6 @@
 #include "os/page_pool.h"
 
 #include "tests/common.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {

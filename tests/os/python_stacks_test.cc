@@ -10,7 +10,7 @@
 namespace zerorun::python_stacks_test {
 namespace {
 
-constexpr std::chrono::seconds kLong{60};
+constexpr auto kLong = 60s;
 
 int file = -1;
 std::atomic<bool> seen = false;
@@ -37,7 +37,7 @@ std::string answer(bool blocks) {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
-    text = python_stacks_of(this_process(), blocks ? std::chrono::milliseconds(200) : kLong);
+    text = python_stacks_of(this_process(), blocks ? 200ms : kLong);
   });
   asking.join();
   if (blocks) pthread_sigmask(SIG_UNBLOCK, &set, nullptr);

@@ -2,8 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "tests/error_of.h"
-#include "tests/paths.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 namespace {
@@ -35,9 +34,8 @@ TEST(SharedLibraryTest, WithoutOneTheFileOfTheBuildServes) {
 
 TEST(SharedLibraryTest, TheErrorHasTheLoadersReasonForEachFile) {
   const std::array<std::string, 3> names = {"libnone.so.1", "", "/no/libnone.so"};
-  EXPECT_THAT(error_of<DeviceError>([&] { SharedLibrary{names}; }),
-              AllOf(HasSubstr("cannot open libnone.so.1"), HasSubstr("/no/libnone.so: cannot open"),
-                    HasSubstr("LD_LIBRARY_PATH")));
+  EXPECT_ERROR_OF(DeviceError, SharedLibrary{names}, "cannot open libnone.so.1",
+                  "/no/libnone.so: cannot open", "LD_LIBRARY_PATH");
 }
 
 TEST(SharedLibraryTest, AMissingFunctionIsNamed) {
@@ -54,8 +52,8 @@ TEST(DescribeLibrary, IsVersionAndFileOrWhatToDo) {
     return describe_library("Copy", std::array<std::string, 1>{name}, version, "Install it");
   };
   EXPECT_EQ(describe(file), "Copy 2 (" + file + ")");
-  EXPECT_THAT(describe("libnone.so.1"), AllOf(HasSubstr("Copy: missing: cannot open libnone.so.1"),
-                                              HasSubstr(". Install it")));
+  EXPECT_THAT(describe("libnone.so.1"),
+              HasAll("Copy: missing: cannot open libnone.so.1", ". Install it"));
 }
 
 }  // namespace

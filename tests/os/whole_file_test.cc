@@ -3,16 +3,14 @@
 #include <sys/resource.h>
 
 #include "os/text_file.h"
-#include "tests/error_of.h"
-#include "tests/scratch.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
 
-class WriteWholeFile : public ::testing::Test {
- protected:
+struct WriteWholeFile : ::testing::Test {
   size_t files() const {
     return static_cast<size_t>(std::distance(fs::directory_iterator(root_), {}));
   }

@@ -1,9 +1,7 @@
 // The fake NCCL of zerorun's own tests. What it reports beside its return values is not looked at:
 // the tests of states provoke it.
-#include <cuda_runtime.h>
 
 #include "testing/fake_cuda/fake_cuda.h"
-#include "tests/common.h"
 #include "tests/real_nccl/nccl_under_test.h"
 
 namespace zerorun::testing {

@@ -8,12 +8,8 @@
 namespace zerorun::testing::nccl_real_group {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-class RealNcclGroup : public ::testing::TestWithParam<int> {
- protected:
-  GroupOptions options_of(int rank, milliseconds timeout = seconds(60)) {
+struct RealNcclGroup : ::testing::TestWithParam<int> {
+  GroupOptions options_of(int rank, std::chrono::milliseconds timeout = 60s) {
     return GroupOptions(options_of_rank(rank, GetParam(), store_, timeout));
   }
 

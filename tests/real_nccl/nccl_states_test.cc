@@ -78,8 +78,7 @@ class Rank {
   cudaStream_t stream_ = nullptr;
 };
 
-class NcclStates : public ::testing::TestWithParam<int> {
- protected:
+struct NcclStates : ::testing::TestWithParam<int> {
   void on_ranks(const std::function<void(Rank&)>& body) {
     const int ranks = GetParam();
     NcclUnderTest nccl;
@@ -110,8 +109,7 @@ TEST_P(NcclStatesOfMany, InitGivesAHandleThatIsInProgressUntilAllRanksHaveJoined
   });
 }
 
-// Calls that come too early, on a rank that waits for others and is aborted, and the states that
-// they leave.
+// Calls that come too early, on a rank that waits for others and is aborted, and what they leave.
 TEST_P(NcclStates, CallsBeforeItIsReadyAreRefused) {
   using Call = std::function<ncclResult_t(Rank&, ncclComm_t)>;
   const Call sum = [](Rank& rank, ncclComm_t comm) {

@@ -21,7 +21,7 @@ class NcclUnderTest {
   NcclFunctions functions_;
 };
 
-constexpr std::chrono::seconds kNcclDeadline{60};  // which no test meets
+constexpr auto kNcclDeadline = 60s;  // which no test meets
 
 // How a communicator is.
 inline ncclResult_t state_of(const NcclFunctions& nccl, ncclComm_t comm) {
@@ -33,7 +33,7 @@ inline ncclResult_t state_of(const NcclFunctions& nccl, ncclComm_t comm) {
 inline ncclResult_t finished(const NcclFunctions& nccl, ncclComm_t comm) {
   const auto end = std::chrono::steady_clock::now() + kNcclDeadline;
   while (state_of(nccl, comm) == ncclInProgress && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(1ms);
   }
   return state_of(nccl, comm);
 }

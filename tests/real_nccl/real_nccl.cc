@@ -2,9 +2,6 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-#include <cstdlib>
-#include <stdexcept>
-
 #include "testing/nccl_on_fake_cuda/fake_cuda_for.h"
 #include "tests/real_nccl/nccl_under_test.h"
 

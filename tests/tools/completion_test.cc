@@ -1,10 +1,8 @@
 #include <CLI/CLI.hpp>
 
 #include "tests/common.h"
-#include "tests/scratch.h"
 #include "tools/commands.h"
 #include "train/run/options.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
@@ -68,8 +66,7 @@ TEST(Completion, KnowsEveryOptionOfTrain) {
 namespace fs = std::filesystem;
 
 // A machine with one Python in PATH, and a zerorun in a folder of its own.
-class PythonTool : public ::testing::Test {
- protected:
+struct PythonTool : ::testing::Test {
   PythonTool() {
     python_ = scratch_.write("usr/bin/python3", "", true);
     scratch_.write("own/bin/zerorun", "", true);
@@ -121,9 +118,9 @@ TEST_F(PythonTool, RunsWithThePythonThatZerorunIsInstalledBeside) {
 }
 
 TEST_F(PythonTool, WithoutThePackageItSaysWhichPythonLacksIt) {
-  EXPECT_THAT([&] { command(); }, ThrowsMessage<ConfigError>(
-                                      HasSubstr("zerorun ckpt import is written in Python, but " +
-                                                python_.string() + " does not have the package")));
+  EXPECT_ERROR_OF(ConfigError, command(),
+                  "zerorun ckpt import is written in Python, but " + python_.string() +
+                      " does not have the package");
   EXPECT_FALSE(python_tool_command({"ckpt", "ls", "a"}, search_, environment_));  // not in Python
   EXPECT_FALSE(python_tool_command({"ckpt"}, search_, environment_));
 }

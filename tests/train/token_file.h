@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tests/scratch.h"
+#include "tests/common.h"
 
 namespace zerorun::train::testing {
 

@@ -1,5 +1,4 @@
-// Few functions are between a call of the engine and its collective, and ARCHITECTURE.md names
-// them.
+// Few functions are between a call of the engine and its collective; ARCHITECTURE.md names them.
 #include "tests/call_path.h"
 
 #include "tests/zero/toy_run.h"
@@ -11,8 +10,7 @@ namespace {
 using testing::WrappedCommunicator;
 
 // Remembers the stack of the last collective of each kind.
-class WatchedCommunicator final : public WrappedCommunicator {
- public:
+struct WatchedCommunicator final : WrappedCommunicator {
   using WrappedCommunicator::WrappedCommunicator;
 
   Event all_reduce(TensorView in, TensorView out, ReduceOp op, Output output, Stream& stream,
@@ -35,8 +33,7 @@ class WatchedCommunicator final : public WrappedCommunicator {
   Frames decision;  // of the norm's
 };
 
-class CallPathTest : public ::testing::TestWithParam<int> {
- protected:
+struct CallPathTest : ::testing::TestWithParam<int> {
   static void with_engine(const std::function<void(Engine&, WatchedCommunicator&)>& body) {
     const auto connect = [](CommunicatorOptions& options) {
       return std::make_shared<WatchedCommunicator>(testing::connect_on_cpu(options));

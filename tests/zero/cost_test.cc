@@ -37,35 +37,24 @@ void run_step(Engine& engine) {
   engine.step();
 }
 
-// Bytes per parameter of the ZeRO paper: 16-bit parameters and gradients, 12 bytes of optimizer
-// state.
-double bytes_per_parameter(int stage, double ranks) {
-  switch (stage) {
-    case 0:
-      return 2 + 2 + 12;
-    case 1:
-      return 2 + 2 + 12 / ranks;
-    case 2:
-      return 2 + 2 / ranks + 12 / ranks;
-    default:
-      return (2 + 2 + 12) / ranks;
-  }
+// Bytes per parameter of the ZeRO paper: 16-bit parameters and gradients, 12 of optimizer state.
+double bytes_per_parameter(size_t stage, double ranks) {
+  return std::array{2 + 2 + 12.0, 2 + 2 + 12 / ranks, 2 + 2 / ranks + 12 / ranks,
+                    (2 + 2 + 12) / ranks}
+      .at(stage);
 }
 
 TEST(Cost, ModelStatesPerRankMatchTheFormula) {
-  for (int world_size : {1, 2, 4}) {
-    for (int stage = 0; stage <= 3; ++stage) {
-      for (bool share : {true, false}) {
-        Config config = config_of(stage);
-        config.share_parameters = share;
-        run_engines({config, world_size, {}, transformer()}, [&](Engine& engine, Communicator&) {
-          run_step(engine);
-          const double expected = bytes_per_parameter(stage, world_size) * model_numel();
-          EXPECT_NEAR(static_cast<double>(engine.model_state_bytes()) / expected, 1.0, 0.03)
-              << "stage " << stage << " world " << world_size;
-        });
-      }
-    }
+  for (const auto& [world_size, stage, share] : each(std::array{1, 2, 4}, kStages, kEither)) {
+    Config config = config_of(stage);
+    config.share_parameters = share;
+    run_engines({config, world_size, {}, transformer()}, [&](Engine& engine, Communicator&) {
+      run_step(engine);
+      const double expected =
+          bytes_per_parameter(static_cast<size_t>(stage), world_size) * model_numel();
+      EXPECT_NEAR(static_cast<double>(engine.model_state_bytes()) / expected, 1.0, 0.03)
+          << "stage " << stage << " world " << world_size;
+    });
   }
 }
 
@@ -105,32 +94,30 @@ TEST(Cost, EverythingIsReturned) {
 
 // Elements of full tensors, in units of the model's size.
 TEST(Cost, CollectivesPerStepMatchTheTable) {
-  for (int stage = 0; stage <= 3; ++stage) {
-    for (bool share : {true, false}) {
-      Config config = config_of(stage);
-      config.share_parameters = share;
-      run_engines({config, 2, {}, transformer()}, [&](Engine& engine, Communicator& comm) {
-        run_step(engine);
-        const CommStats before = comm.stats();
-        run_step(engine);
-        const CommStats step = since(before, comm);
-        const auto elements = [&](Collective op) { return static_cast<double>(step[op].elements); };
-        // The norm's words are the only other all_reduce.
-        EXPECT_NEAR((elements(Collective::all_reduce) - ExactSum::kWords) / model_numel(),
-                    stage == 0 ? 1 : 0, 0.03);
-        EXPECT_NEAR(elements(Collective::reduce_scatter) / model_numel(), stage == 0 ? 0 : 1, 0.03);
-        EXPECT_NEAR(elements(Collective::all_gather) / model_numel(),
-                    stage == 0   ? 0
-                    : stage == 3 ? 2
-                                 : 1,
-                    0.06);
-        EXPECT_EQ(elements(Collective::broadcast), 0);
-        // At stage 3 a barrier follows the writing of the shards.
-        EXPECT_EQ(step[Collective::barrier].calls, stage == 3 ? 1 : 0);
-        EXPECT_EQ(step[Collective::reduce_scatter].bytes,
-                  2 * step[Collective::reduce_scatter].elements);
-      });
-    }
+  for (const auto& [stage, share] : each(kStages, kEither)) {
+    Config config = config_of(stage);
+    config.share_parameters = share;
+    run_engines({config, 2, {}, transformer()}, [&](Engine& engine, Communicator& comm) {
+      run_step(engine);
+      const CommStats before = comm.stats();
+      run_step(engine);
+      const CommStats step = since(before, comm);
+      const auto elements = [&](Collective op) { return static_cast<double>(step[op].elements); };
+      // The norm's words are the only other all_reduce.
+      EXPECT_NEAR((elements(Collective::all_reduce) - ExactSum::kWords) / model_numel(),
+                  stage == 0 ? 1 : 0, 0.03);
+      EXPECT_NEAR(elements(Collective::reduce_scatter) / model_numel(), stage == 0 ? 0 : 1, 0.03);
+      EXPECT_NEAR(elements(Collective::all_gather) / model_numel(),
+                  stage == 0   ? 0
+                  : stage == 3 ? 2
+                               : 1,
+                  0.06);
+      EXPECT_EQ(elements(Collective::broadcast), 0);
+      // At stage 3 a barrier follows the writing of the shards.
+      EXPECT_EQ(step[Collective::barrier].calls, stage == 3 ? 1 : 0);
+      EXPECT_EQ(step[Collective::reduce_scatter].bytes,
+                2 * step[Collective::reduce_scatter].elements);
+    });
   }
 }
 
@@ -145,9 +132,9 @@ StepCost cost_of_step(const std::string& optimizer, int stage, int ranks) {
   config.optimizer.type = optimizer;
   std::vector<ParameterSpec> specs = transformer();
   for (ParameterSpec& spec : specs) spec.use_muon = spec.shape.size() == 2 && spec.name != "wte";
-  StepCost cost;
   std::atomic<int64_t> orthogonalized = 0;
-  run_engines({config, ranks, {}, specs}, [&](Engine& engine, Communicator& comm) {
+  const ToyJob job{config, ranks, {}, specs};
+  const CommStats stats = result_of(job, [&](Engine& engine, Communicator& comm) {
     run_step(engine);  // learns the order of gathers
     const Subscription watched = engine.device().observe([&](const WorkSpan& span) {
       if (span.name == "orthogonalize") orthogonalized += span.bytes;
@@ -155,36 +142,33 @@ StepCost cost_of_step(const std::string& optimizer, int stage, int ranks) {
     const CommStats before = comm.stats();
     run_step(engine);
     engine.hooks().finish_updates();
-    if (comm.rank() == 0) cost.comm = since(before, comm);
+    return since(before, comm);
   });
-  cost.orthogonalized = orthogonalized;
-  return cost;
+  return {orthogonalized, stats};
 }
 
 // Two ways of a rank's part of the directions, instead of a gather of all.
 TEST(CostOfMuon, IsOneOrthogonalizationPerMatrixAndTwoWaysOfARanksPart) {
   constexpr int64_t kMatrices = kLayers * 12 * kHidden * kHidden;
   constexpr auto kBytes = static_cast<double>(kMatrices * sizeof(float));
-  for (const int ranks : {2, 4}) {
-    for (const int stage : {0, 1, 2, 3}) {
-      SCOPED_TRACE(fmt::format("{} ranks, stage {}", ranks, stage));
-      const StepCost muon = cost_of_step("Muon", stage, ranks);
-      const int64_t times = stage == 0 ? ranks : 1;
-      EXPECT_EQ(muon.orthogonalized, times * kMatrices * static_cast<int64_t>(sizeof(float)));
-      const CollectiveCount& exchanged = muon.comm[Collective::all_to_all];
-      if (stage == 0) {
-        EXPECT_EQ(exchanged.calls, 0);
-        continue;
-      }
-      EXPECT_EQ(exchanged.calls % 2, 0);
-      EXPECT_GE(static_cast<double>(exchanged.bytes), 2 * kBytes / ranks);
-      EXPECT_LE(static_cast<double>(exchanged.bytes), 2 * kBytes / ranks * 1.02);  // padding
-      const StepCost adam = cost_of_step("AdamW", stage, ranks);
-      const auto gathered = [](const StepCost& cost) {
-        return static_cast<double>(cost.comm[Collective::all_gather].bytes);
-      };
-      EXPECT_LE(gathered(muon), gathered(adam) * 1.02);
+  for (const auto& [ranks, stage] : each(std::array{2, 4}, kStages)) {
+    SCOPED_TRACE(fmt::format("{} ranks, stage {}", ranks, stage));
+    const StepCost muon = cost_of_step("Muon", stage, ranks);
+    const int64_t times = stage == 0 ? ranks : 1;
+    EXPECT_EQ(muon.orthogonalized, times * kMatrices * static_cast<int64_t>(sizeof(float)));
+    const CollectiveCount& exchanged = muon.comm[Collective::all_to_all];
+    if (stage == 0) {
+      EXPECT_EQ(exchanged.calls, 0);
+      continue;
     }
+    EXPECT_EQ(exchanged.calls % 2, 0);
+    EXPECT_GE(static_cast<double>(exchanged.bytes), 2 * kBytes / ranks);
+    EXPECT_LE(static_cast<double>(exchanged.bytes), 2 * kBytes / ranks * 1.02);  // padding
+    const StepCost adam = cost_of_step("AdamW", stage, ranks);
+    const auto gathered = [](const StepCost& cost) {
+      return static_cast<double>(cost.comm[Collective::all_gather].bytes);
+    };
+    EXPECT_LE(gathered(muon), gathered(adam) * 1.02);
   }
 }
 

@@ -65,8 +65,8 @@ TEST(EngineSpecs, HeadsOfMuonAreRowsOfOutputs) {
 TEST(EngineCalls, OutOfOrderNameTheParameter) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_engines({gathering_config(stage), 1}, [](Engine& engine, Communicator&) {
-      EXPECT_THAT(error_of<ConfigError>([&] { engine.parameter_id("nope"); }), HasSubstr("nope"));
-      EXPECT_THAT(error_of<ConfigError>([&] { engine.module_id("nope"); }), HasSubstr("nope"));
+      EXPECT_ERROR_OF(ConfigError, engine.parameter_id("nope"), "nope");
+      EXPECT_ERROR_OF(ConfigError, engine.module_id("nope"), "nope");
       const auto error = [](const auto& call) { return error_of<InternalError>(call); };
       EXPECT_THAT(error([&] { engine.step(); }), HasSubstr("end_micro_step"));
       const ParameterId frozen = engine.parameter_id("h.1.frozen");
@@ -74,28 +74,24 @@ TEST(EngineCalls, OutOfOrderNameTheParameter) {
       const ParameterId bias = engine.parameter_id("h.1.bias");
       EXPECT_THAT(error([&] { engine.grad_ready(bias); }), HasSubstr("h.1.bias"));
       std::vector<float> values(7);
-      EXPECT_THAT(error_of([&] { engine.contribute(bias, view_of(std::span(values))); }),
-                  HasSubstr("gradient of h.1.bias: got 7 elements, expected 97"));
+      EXPECT_ERROR(engine.contribute(bias, view_of(std::span(values))),
+                   "gradient of h.1.bias: got 7 elements, expected 97");
       values.resize(static_cast<size_t>(engine.numel(frozen)));
-      EXPECT_THAT(error_of([&] { engine.contribute(frozen, view_of(std::span(values))); }),
-                  HasSubstr("h.1.frozen is frozen"));
+      EXPECT_ERROR(engine.contribute(frozen, view_of(std::span(values))), "h.1.frozen is frozen");
       engine.gradient(bias);
-      EXPECT_THAT(error_of([&] { engine.set_batch_rule({.boundary = true}); }),
-                  HasSubstr("within a micro-step"));
+      EXPECT_ERROR(engine.set_batch_rule({.boundary = true}), "within a micro-step");
       engine.grad_ready(bias);
       EXPECT_THAT(error([&] { engine.gradient(bias); }), HasSubstr("h.1.bias"));
       engine.reduce_gradients();
-      EXPECT_THAT(error_of([&] { engine.set_batch_rule({.accumulation_steps = 0}); }),
-                  HasSubstr("accumulation_steps: got 0"));
+      EXPECT_ERROR(engine.set_batch_rule({.accumulation_steps = 0}), "accumulation_steps: got 0");
     });
   }
 }
 
 TEST(EngineCalls, ReadingAReleasedParameterIsAnErrorNotGarbage) {
   run_engines({gathering_config(3), 1}, [](Engine& engine, Communicator&) {
-    EXPECT_THAT(
-        error_of<InternalError>([&] { engine.parameter(engine.parameter_id("h.0.weight")); }),
-        HasSubstr("outside gather and release of module h.0"));
+    EXPECT_ERROR_OF(InternalError, engine.parameter(engine.parameter_id("h.0.weight")),
+                    "outside gather and release of module h.0");
   });
 }
 
@@ -114,8 +110,7 @@ TEST(Engine, AnExceptionOnOneRankEndsTheOthers) {
 }
 
 // Counts the calls of abort, which does nothing.
-class AbortCounter final : public testing::WrappedCommunicator {
- public:
+struct AbortCounter final : testing::WrappedCommunicator {
   using WrappedCommunicator::WrappedCommunicator;
   void abort(std::string_view /*reason*/) noexcept override { ++aborts; }
   int aborts = 0;

@@ -1,5 +1,4 @@
-// Drawn mixtures of everything that may not change a bit, with every rule of updates, give the bits
-// of plain sharding.
+// Drawn mixtures of what may not change a bit, with every rule, give the bits of plain sharding.
 
 #include "tests/zero/toy_run.h"
 
@@ -132,8 +131,7 @@ Mixture Draws::on_hosts() {
 
 // A gradient that is not finite on one rank only in one step.
 ToyOutcome train(const Config& config, int ranks, const HostOf& host_of) {
-  const ToyJob job{
-      .config = config, .ranks = ranks, .host_of = host_of, .limit = std::chrono::seconds(60)};
+  const ToyJob job{.config = config, .ranks = ranks, .host_of = host_of, .limit = 60s};
   return train_by(job, 4, [&](Engine& engine, Communicator& comm, int64_t step) {
     return toy_step(engine, comm, config, step, step == 1 && comm.rank() == ranks - 1);
   });

@@ -1,9 +1,6 @@
 #include "zero/memory_plan.h"
 
-#include "core/check.h"
-#include "tests/common.h"
 #include "tests/zero/toy_run.h"
-#include "zerorun/config.h"
 
 namespace zerorun::testing::planned {
 namespace {
@@ -74,42 +71,33 @@ Config config_with(int stage, OffloadDevice states, OffloadDevice parameters) {
 }
 
 TEST(MemoryPlan, IsWhatTheLedgerSaysOverStagesOffloadAndDtypes) {
-  for (const DType dtype : {DType::fp32, DType::bf16}) {
-    for (const int64_t accumulation : {1, 2}) {
-      for (int stage = 0; stage <= 3; ++stage) {
-        for (const OffloadDevice states : kHomes) {
-          for (const OffloadDevice parameters : kHomes) {
-            if (stage == 0 && states != OffloadDevice::none) continue;
-            if (stage < 3 && parameters != OffloadDevice::none) continue;
-            for (const int world_size : {1, 2}) {
-              Config config = config_with(stage, states, parameters);
-              config.batch.accumulation_steps = accumulation;
-              config.precision.param_dtype = dtype;
-              config.offload.optimizer.ratio = world_size == 1 ? 1.0 : 0.5;
-              config.share_parameters = accumulation == 1;
-              expect_planned(
-                  config, world_size,
-                  fmt::format("{} accumulation {} stage {} states {} parameters {} world {}",
-                              name_of(dtype), accumulation, stage, static_cast<int>(states),
-                              static_cast<int>(parameters), world_size));
-            }
-          }
-        }
-      }
+  for (const auto& [dtype, accumulation, stage, states, parameters] :
+       each(kFp32Bf16, std::array{1, 2}, kStages, kHomes, kHomes)) {
+    if (stage == 0 && states != OffloadDevice::none) continue;
+    if (stage < 3 && parameters != OffloadDevice::none) continue;
+    for (const int world_size : {1, 2}) {
+      Config config = config_with(stage, states, parameters);
+      config.batch.accumulation_steps = accumulation;
+      config.precision.param_dtype = dtype;
+      config.offload.optimizer.ratio = world_size == 1 ? 1.0 : 0.5;
+      config.share_parameters = accumulation == 1;
+      expect_planned(config, world_size,
+                     fmt::format("{} accumulation {} stage {} states {} parameters {} world {}",
+                                 name_of(dtype), accumulation, stage, static_cast<int>(states),
+                                 static_cast<int>(parameters), world_size));
     }
   }
 }
 
 TEST(MemoryPlan, IsWhatTheLedgerSaysWithOtherOptimizers) {
-  for (const std::string type : {"SGD", "AdamW8bit", "Lamb", "Muon"}) {
-    for (const OffloadDevice home : {OffloadDevice::none, OffloadDevice::cpu}) {
-      Config config = toy_config(2);
-      config.optimizer.type = type;
-      config.precision.communication_dtype = DType::fp32;
-      config.zero.reduce_bucket_size = 100'000;
-      config.offload.optimizer.device = home;
-      expect_planned(config, 2, type);
-    }
+  for (const auto& [type, home] : each(std::array{"SGD", "AdamW8bit", "Lamb", "Muon"},
+                                       std::array{OffloadDevice::none, OffloadDevice::cpu})) {
+    Config config = toy_config(2);
+    config.optimizer.type = type;
+    config.precision.communication_dtype = DType::fp32;
+    config.zero.reduce_bucket_size = 100'000;
+    config.offload.optimizer.device = home;
+    expect_planned(config, 2, type);
   }
 }
 
@@ -118,23 +106,19 @@ TEST(MemoryPlan, GathersWithinTheReuseDistance) {
 }
 
 TEST(MemoryPlan, IsWhatTheLedgerSaysOnSeveralHosts) {
-  for (int stage = 0; stage <= 3; ++stage) {
-    for (const int64_t group : {0, 2, 4}) {
-      for (const bool saves : {false, true}) {
-        if (stage == 0 && group > 0) continue;
-        if (saves && (stage == 0 || group > 0)) continue;
-        Config config = toy_config(stage);
-        config.zero.reduce_bucket_size = Config().zero.reduce_bucket_size;
-        config.zero.param_persistence_threshold = 1000;
-        config.zero.max_reuse_distance = 0;
-        config.zero.shard_group_size = group == 4 ? kRanksOfHost : group;
-        config.zero.quantized_gradients = saves;
-        config.zero.quantized_weights = saves;
-        if (saves && stage == 3) config.zero.hpz_partition_size = 2;
-        expect_planned(config, {4, 2, /*cpu=*/true},
-                       fmt::format("stage {} groups {} saves {}", stage, group, saves));
-      }
-    }
+  for (const auto& [stage, group, saves] : each(kStages, std::array{0, 2, 4}, kEither)) {
+    if (stage == 0 && group > 0) continue;
+    if (saves && (stage == 0 || group > 0)) continue;
+    Config config = toy_config(stage);
+    config.zero.reduce_bucket_size = Config().zero.reduce_bucket_size;
+    config.zero.param_persistence_threshold = 1000;
+    config.zero.max_reuse_distance = 0;
+    config.zero.shard_group_size = group == 4 ? kRanksOfHost : group;
+    config.zero.quantized_gradients = saves;
+    config.zero.quantized_weights = saves;
+    if (saves && stage == 3) config.zero.hpz_partition_size = 2;
+    expect_planned(config, {4, 2, /*cpu=*/true},
+                   fmt::format("stage {} groups {} saves {}", stage, group, saves));
   }
 }
 

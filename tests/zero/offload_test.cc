@@ -1,4 +1,3 @@
-#include "core/check.h"
 #include "tests/zero/toy_run.h"
 
 namespace zerorun::testing::offload {
@@ -63,15 +62,13 @@ TEST(Offload, ParametersForWhichTheDiskHasNoRoomAreAnErrorBeforeTraining) {
   job.config.offload.sub_group_size = 1 << 30;
   const auto free = static_cast<int64_t>(std::filesystem::space(test_paths::build()).available);
   job.specs.push_back({"huge", {free / 2048 + (1 << 20), 1024}, "x", 0, false, ""});
-  EXPECT_THAT(refusal(job), AllOf(HasSubstr("/zero_optimization/offload_param/nvme_path"),
-                                  HasSubstr("cannot reserve")));
+  EXPECT_THAT(refusal(job), HasAll("/zero_optimization/offload_param/nvme_path", "cannot reserve"));
 }
 
 // Parameters of stage 3 that rest away from the device; GroupMixTest has their bits.
 namespace fs = std::filesystem;
 
-// Evaluation between steps, states that are read and changed there, and an optimizer of the
-// caller's.
+// Evaluation between steps, states that are read and changed there, and a caller's optimizer.
 uint64_t train_with_access(Config config, bool external) {
   if (external) config.optimizer.type = std::string(kExternalOptimizer);
   return hash_after({config}, [&](Engine& engine, Communicator& comm) {
@@ -174,8 +171,7 @@ TEST(OffloadParam, MaxInCpuIsWhatStaysInMemoryAndThatNothingIsOnNvmeIsSaid) {
   }
 }
 
-// Behind the engine's back: one bit in each block of files without a name in the folder of the
-// build.
+// Behind the engine's back: a bit in each block of files without a name in the build's folder.
 int damage_files() {
   int damaged = 0;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
@@ -199,9 +195,9 @@ TEST(OffloadParam, ADamagedBlockIsAnErrorWithFileAndOffsetAndNeverAWeight) {
   run_engines({param_on_nvme(base_config(3)), 1}, [](Engine& engine, Communicator&) {
     engine.states().parameter_hash();
     EXPECT_GT(damage_files(), 0);
-    EXPECT_THAT(error_of<IoError>([&] { engine.gather(engine.module_id("h.1")); }),
-                AllOf(HasSubstr("parameters of rank 0: the 4096 bytes at offset "),
-                      HasSubstr("are not what was written there")));
+    EXPECT_ERROR_OF(IoError, engine.gather(engine.module_id("h.1")),
+                    "parameters of rank 0: the 4096 bytes at offset ",
+                    "are not what was written there");
   });
 }
 
@@ -211,7 +207,7 @@ TEST(OffloadParam, RanksThatGatherDifferentModulesAreToldSo) {
   run_engines({param_on_nvme(base_config(3))}, [](Engine& engine, Communicator& comm) {
     EXPECT_THAT(error_of<CommError>(
                     [&] { engine.gather(engine.module_id(comm.rank() == 0 ? "h.0" : "h.1")); }),
-                AllOf(HasSubstr("h.0.weight"), HasSubstr("h.1")));
+                HasAll("h.0.weight", "h.1"));
   });
 }
 

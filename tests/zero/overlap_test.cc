@@ -193,15 +193,15 @@ TEST(NormWait, AStepLooksForItsNorm) {
 TEST(NormWait, TheHostLooksForWhatComesSoonAndSleepsForOthers) {
   VirtualClock clock{.look = 0.25};
   const Event event(std::make_shared<VirtualEvent>(clock, 1.0));
-  synchronize_soon(event, std::chrono::microseconds(0));  // one look, and it sleeps
+  synchronize_soon(event, 0us);  // one look, and it sleeps
   EXPECT_EQ(clock.slept, 1);
   clock.caller = 0.0;
-  synchronize_soon(event, std::chrono::seconds(10));
+  synchronize_soon(event, 10s);
   EXPECT_EQ(clock.slept, 1);
   EXPECT_EQ(clock.caller, 1.0);
-  synchronize_soon(event, std::chrono::seconds(10));  // has happened: looked at once
+  synchronize_soon(event, 10s);  // has happened: looked at once
   EXPECT_EQ(clock.caller, 1.25);
-  synchronize_soon(Event(), std::chrono::seconds(10));
+  synchronize_soon(Event(), 10s);
 }
 
 }  // namespace

@@ -21,8 +21,7 @@ struct Outcome {
 using Micro = std::function<void(Engine&, Communicator&, int64_t step)>;
 
 Outcome train(const Config& config, const Micro& micro, int64_t steps = 4) {
-  Outcome outcome;
-  run_engines({config}, [&](Engine& engine, Communicator& comm) {
+  return result_of({config}, [&](Engine& engine, Communicator& comm) {
     Outcome own;
     for (int64_t step = 0; step < steps; ++step) {
       micro(engine, comm, step);
@@ -30,9 +29,8 @@ Outcome train(const Config& config, const Micro& micro, int64_t steps = 4) {
     }
     own.hash = engine.states().parameter_hash();
     own.progress = engine.states().progress();
-    if (comm.rank() == 0) outcome = own;
+    return own;
   });
-  return outcome;
 }
 
 void toy(Engine& engine, Communicator& comm, int64_t step) {
@@ -115,10 +113,9 @@ TEST(PrecisionTest, TheErrorAtTheMinimumScaleNamesParameterRankAndKind) {
     const Micro nan_on_rank_1 =
         constant("h.0.bias", [](int rank) { return rank == 1 ? NAN : 1.0F; });
     EXPECT_THAT(error_at_minimum(config, nan_on_rank_1),
-                AllOf(HasSubstr("loss scale 1 is already the minimum"), HasSubstr("h.0.bias"),
-                      HasSubstr("nan on rank 1")));
+                HasAll("loss scale 1 is already the minimum", "h.0.bias", "nan on rank 1"));
     EXPECT_THAT(error_at_minimum(config, constant("expert.weight", 1e30F)),
-                AllOf(HasSubstr("expert.weight"), HasSubstr("inf on rank 0")));
+                HasAll("expert.weight", "inf on rank 0"));
     // Neither rank's gradient is infinite, but fp16 cannot hold the sum.
     EXPECT_THAT(error_at_minimum(config, constant("expert.weight", 60000.0F)),
                 HasSubstr("not their sum in fp16"));
@@ -126,12 +123,10 @@ TEST(PrecisionTest, TheErrorAtTheMinimumScaleNamesParameterRankAndKind) {
 }
 
 TEST(PrecisionTest, OnlyBf16AppliesWhatIsNotFiniteAndOnlyWhenAsked) {
-  for (const DType dtype : {DType::fp32, DType::bf16}) {
-    for (const bool check : {false, true}) {
-      Config config = config_of(dtype, 1);
-      config.precision.check_grad_overflow = check;
-      EXPECT_EQ(step_with(config, NAN).applied, dtype == DType::bf16 && !check);
-    }
+  for (const auto& [dtype, check] : each(kFp32Bf16, kEither)) {
+    Config config = config_of(dtype, 1);
+    config.precision.check_grad_overflow = check;
+    EXPECT_EQ(step_with(config, NAN).applied, dtype == DType::bf16 && !check);
   }
 }
 
@@ -148,12 +143,10 @@ TEST(PrecisionTest, DividingBeforeTheSumGivesTheSameMean) {
   for (int stage = 0; stage <= 3; ++stage) {
     Config config = config_of(DType::fp32, stage);
     const uint64_t expected = train(config, toy).hash;
-    for (const bool prescales : {false, true}) {
-      for (const double predivided : {1.0, 4.0}) {
-        config.precision.prescale_gradients = prescales;
-        config.precision.gradient_predivide_factor = predivided;
-        EXPECT_EQ(train(config, toy).hash, expected) << stage << prescales << predivided;
-      }
+    for (const auto& [prescales, predivided] : each(kEither, std::array{1.0, 4.0})) {
+      config.precision.prescale_gradients = prescales;
+      config.precision.gradient_predivide_factor = predivided;
+      EXPECT_EQ(train(config, toy).hash, expected) << stage << prescales << predivided;
     }
   }
 }
@@ -215,18 +208,16 @@ TEST(PrecisionTest, TheLossScalerResumes) {
 // The ranks add up 1 + 2^-9 on each of two micro-steps: fp16, with 10 bits for the fraction, has
 // the sums 2 + 2^-8 and 4 + 2^-7; bf16, with 7, rounds them to 2 and 4.
 TEST(GradientDtype, IsTheOneOfTheSums) {
-  for (int stage = 0; stage <= 3; ++stage) {
-    for (const bool groups : {false, true}) {
-      if (groups && stage == 0) continue;
-      for (const DType kept : {DType::fp32, DType::fp16, DType::bf16}) {
-        Config config = config_of(DType::fp32, stage);
-        config.precision.grad_accum_dtype = kept;
-        config.zero.shard_group_size = groups ? 1 : 0;
-        config.batch.accumulation_steps = 2;
-        const double expected = kept == DType::bf16 ? 1.0 : 1.0 + 0x1p-9;
-        EXPECT_EQ(step_with(config, 1.0F + 0x1p-9F).grad_norm, expected)
-            << stage << ' ' << groups << ' ' << name_of(kept);
-      }
+  for (const auto& [stage, groups] : each(kStages, kEither)) {
+    if (groups && stage == 0) continue;
+    for (const DType kept : {DType::fp32, DType::fp16, DType::bf16}) {
+      Config config = config_of(DType::fp32, stage);
+      config.precision.grad_accum_dtype = kept;
+      config.zero.shard_group_size = groups ? 1 : 0;
+      config.batch.accumulation_steps = 2;
+      const double expected = kept == DType::bf16 ? 1.0 : 1.0 + 0x1p-9;
+      EXPECT_EQ(step_with(config, 1.0F + 0x1p-9F).grad_norm, expected)
+          << stage << ' ' << groups << ' ' << name_of(kept);
     }
   }
 }

@@ -1,6 +1,5 @@
 // Parameters and gradients that travel between hosts in few bits.
 
-#include "core/check.h"
 #include "tests/zero/toy_run.h"
 #include "zero/gradients/quantized_reduction.h"
 
@@ -139,10 +138,9 @@ Reduced reduce(const Config& config, int world_size, int ranks_of_host, int time
 }
 
 double root_mean_square_error(const Reduced& reduced) {
-  double sum = 0;
-  for (size_t i = 0; i < reduced.mean.size(); ++i) {
-    sum += std::pow(reduced.mean[i] - reduced.exact[i], 2);
-  }
+  const auto square = [](double mean, double exact) { return std::pow(mean - exact, 2); };
+  const double sum = std::inner_product(reduced.mean.begin(), reduced.mean.end(),
+                                        reduced.exact.begin(), 0.0, std::plus<>(), square);
   return std::sqrt(sum / static_cast<double>(reduced.mean.size()));
 }
 
@@ -220,8 +218,7 @@ TEST(QuantizedTrafficTest, OneHostHasNothingToSave) {
 std::map<Collective, int64_t> bytes_between_hosts(const Config& config) {
   const std::vector<ParameterSpec> specs = {{"a", {64, 1024}, "m", 0, true, ""},
                                             {"b", {32, 1024}, "n", 0, false, ""}};
-  std::map<Collective, int64_t> bytes;
-  run_engines({config, 4, hosts_of(2), specs}, [&](Engine& engine, Communicator& comm) {
+  return result_of({config, 4, hosts_of(2), specs}, [&](Engine& engine, Communicator& comm) {
     const Traffic traffic = traffic_of(comm, [&] {
       for (const char* module : {"m", "n", "n", "m"}) visit(engine, module);
       give_gradient(engine, 0, 0.5F);
@@ -229,14 +226,14 @@ std::map<Collective, int64_t> bytes_between_hosts(const Config& config) {
       engine.step();
       engine.hooks().finish_updates();
     });
-    if (comm.rank() != 0) return;
+    std::map<Collective, int64_t> bytes;
     for (const auto& [group, by_op] : traffic) {
       // Calls within a host cross nothing; an exchange of one rank of each host is done by both.
       if (group.starts_with("host ") || group.starts_with("hpZ")) continue;
       for (const auto& [op, sum] : by_op) bytes[op] += op == Collective::all_to_all ? 2 * sum : sum;
     }
+    return bytes;
   });
-  return bytes;
 }
 
 TEST(QuantizedTrafficTest, FewerBytesCross) {

@@ -131,17 +131,15 @@ Config config_of(int stage, DType dtype = DType::bf16) {
 }
 
 TEST(QuantizedUpdateTest, AllRanksComputeWithTheDecodedMasters) {
-  for (const int stage : {1, 2}) {
-    for (const DType dtype : {DType::fp32, DType::bf16}) {
-      Config config = config_of(stage, dtype);
-      const std::string what = fmt::format("stage {} in {}", stage, name_of(dtype));
-      config.zero.overlap_comm = false;
-      expect_decoded(config, 4, what);
-      config.zero.overlap_comm = true;
-      expect_decoded(config, 4, what + ", overlapped");
-      config.zero.shard_group_size = 4;  // of two hosts each
-      expect_decoded(config, 8, what + ", in shard groups");
-    }
+  for (const auto& [stage, dtype] : each(std::array{1, 2}, kFp32Bf16)) {
+    Config config = config_of(stage, dtype);
+    const std::string what = fmt::format("stage {} in {}", stage, name_of(dtype));
+    config.zero.overlap_comm = false;
+    expect_decoded(config, 4, what);
+    config.zero.overlap_comm = true;
+    expect_decoded(config, 4, what + ", overlapped");
+    config.zero.shard_group_size = 4;  // of two hosts each
+    expect_decoded(config, 8, what + ", in shard groups");
   }
 }
 

@@ -3,7 +3,6 @@
 
 #include "comm/device_communicator.h"
 #include "device/cpu/cpu_device.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/zero/stream_program.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"
@@ -141,12 +140,11 @@ TEST_P(StreamOrderTest, DelaysChangeNoBit) {
   for (const int64_t accumulation : {1, 2}) {
     const Config config = config_of(GetParam(), accumulation);
     const uint64_t expected = train(config, connect_synchronously);
-    for (const DelayedKind kind : {DelayedKind::host, DelayedKind::accelerator}) {
-      for (const unsigned seed : {1U, 2U, 3U}) {
-        EXPECT_EQ(train(config, connect_delayed(kind, seed)), expected)
-            << (kind == DelayedKind::host ? "host" : "accelerator") << ", seed " << seed
-            << ", micro-steps " << accumulation;
-      }
+    for (const auto& [kind, seed] :
+         each(std::array{DelayedKind::host, DelayedKind::accelerator}, std::array{1U, 2U, 3U})) {
+      EXPECT_EQ(train(config, connect_delayed(kind, seed)), expected)
+          << (kind == DelayedKind::host ? "host" : "accelerator") << ", seed " << seed
+          << ", micro-steps " << accumulation;
     }
     for (const unsigned seed : {1U, 2U, 3U}) {
       EXPECT_EQ(train(config, connect_with_lanes(seed)), expected)

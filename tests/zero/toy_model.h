@@ -1,7 +1,6 @@
 #pragma once
 
 #include "tests/comm/reference.h"
-#include "tests/common.h"
 #include "zerorun/engine.h"
 
 namespace zerorun::testing {

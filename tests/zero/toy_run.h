@@ -1,7 +1,6 @@
 #pragma once
 
 #include "tests/harness.h"
-#include "tests/paths.h"
 #include "tests/zero/toy_model.h"
 
 namespace zerorun::testing {
@@ -98,7 +97,7 @@ struct ToyJob {
   HostOf host_of{};
   std::vector<ParameterSpec> specs = toy_specs();
   std::vector<ParameterGroup> groups = ToyModel::groups();
-  std::chrono::milliseconds limit = std::chrono::seconds(30);  // of a wait for peers
+  std::chrono::milliseconds limit = 30s;  // of a wait for peers
   Connect connect = connect_on_cpu;
 };
 
@@ -125,15 +124,22 @@ inline void run_engines(const ToyJob& job, const EngineBody& body) {
   });
 }
 
-// The same; returns the hash of the parameters after it.
-inline uint64_t hash_after(const ToyJob& job, const EngineBody& body) {
-  uint64_t hash = 0;
+// The same; returns what it gives on rank 0.
+template <typename Body>
+auto result_of(const ToyJob& job, const Body& body) {
+  std::invoke_result_t<Body, Engine&, Communicator&> result{};
   run_engines(job, [&](Engine& engine, Communicator& comm) {
-    body(engine, comm);
-    const uint64_t found = engine.states().parameter_hash();
-    if (comm.rank() == 0) hash = found;
+    auto own = body(engine, comm);
+    if (comm.rank() == 0) result = std::move(own);
   });
-  return hash;
+  return result;
+}
+// The hash of the parameters after it.
+inline uint64_t hash_after(const ToyJob& job, const EngineBody& body) {
+  return result_of(job, [&](Engine& engine, Communicator& comm) {
+    body(engine, comm);
+    return engine.states().parameter_hash();
+  });
 }
 
 // The text of the ConfigError with which the engines of a job are refused.
@@ -149,11 +155,11 @@ inline std::string refusal(const ToyJob& job) {
   return text;
 }
 
-// Small buckets; accumulates nothing.
-inline Config toy_config(int stage, DType dtype = DType::bf16) {
+// Small buckets.
+inline Config toy_config(int stage, DType dtype = DType::bf16, int64_t accumulation = 1) {
   Config config;
   config.precision.param_dtype = dtype;
-  config.batch.accumulation_steps = 1;
+  config.batch.accumulation_steps = accumulation;
   config.gradient_clipping = 1.0;
   config.zero.stage = stage;
   config.zero.reduce_bucket_size = 1000;
@@ -222,8 +228,7 @@ inline int64_t peak_bytes(Engine& engine, MemoryCategory category) {
 // Takes steps on all ranks; `step` runs a batch and its step.
 using EngineStep = std::function<StepResult(Engine&, Communicator&, int64_t step)>;
 inline ToyOutcome train_by(const ToyJob& job, int64_t steps, const EngineStep& step) {
-  ToyOutcome outcome;
-  run_engines(job, [&](Engine& engine, Communicator& comm) {
+  return result_of(job, [&](Engine& engine, Communicator& comm) {
     ToyOutcome own;
     for (int64_t i = 0; i < steps; ++i) {
       const double norm = step(engine, comm, i).grad_norm;
@@ -231,9 +236,8 @@ inline ToyOutcome train_by(const ToyJob& job, int64_t steps, const EngineStep& s
     }
     own.hash = engine.states().parameter_hash();
     own.skipped = engine.states().progress().skipped_steps;
-    if (comm.rank() == 0) outcome = own;
+    return own;
   });
-  return outcome;
 }
 
 inline ToyOutcome toy_train(const ToyJob& job, int64_t steps = 4, int64_t overflow_at = -1) {
@@ -289,8 +293,7 @@ void write_gradients(Engine& engine, const Value& value) {
 }
 
 inline Config base_config(int stage, DType dtype = DType::bf16, int64_t accumulation = 1) {
-  Config config = toy_config(stage, dtype);
-  config.batch.accumulation_steps = accumulation;
+  Config config = toy_config(stage, dtype, accumulation);
   config.zero.reduce_bucket_size = 700;
   config.gradient_clipping = 0.05;
   return config;

@@ -5,12 +5,6 @@ namespace {
 
 constexpr int kSteps = 5;
 
-Config config_of(int stage, int64_t accumulation) {
-  Config config = toy_config(stage, DType::fp32);
-  config.batch.accumulation_steps = accumulation;
-  return config;
-}
-
 struct Outcome {
   double last_norm = 0;
   std::vector<std::vector<float>> parameters;
@@ -22,8 +16,8 @@ bool expert_is_rank_zeros(const std::string& module, int rank) {
 
 Outcome train(const Config& config, int ranks = 2,
               const ToyModel::UsesFunction& uses = ToyModel::everything) {
-  Outcome outcome;
-  run_engines({config, ranks, {}, ToyModel::specs()}, [&](Engine& engine, Communicator& comm) {
+  const ToyJob job{config, ranks, {}, ToyModel::specs()};
+  return result_of(job, [&](Engine& engine, Communicator& comm) {
     Outcome own;
     for (int64_t step = 0; step < kSteps; ++step) {
       for (int64_t micro = 0; micro < config.batch.accumulation_steps; ++micro) {
@@ -36,14 +30,12 @@ Outcome train(const Config& config, int ranks = 2,
     for (const ParameterId id : parameters_of(engine)) {
       own.parameters.push_back(ToyModel::full_values(engine, id));
     }
-    if (comm.rank() == 0) outcome = own;
+    return own;
   });
-  return outcome;
 }
 
 struct Moments {
-  std::vector<double> m;
-  std::vector<double> v;
+  std::vector<double> m, v;
 };
 
 void adamw(const ParameterGroup& group, int64_t step, double clip, const std::vector<double>& grad,
@@ -91,9 +83,7 @@ Outcome reference(int ranks, int64_t accumulation,
           for (int64_t micro = 0; micro < accumulation; ++micro) {
             const auto element = static_cast<int64_t>(i);
             grad[p][i] += ToyModel::gradient(x, static_cast<int>(p), element, rank, micro, step);
-            if (p == kEmbed) {
-              grad[p][i] += ToyModel::gradient(x, kHead, element, rank, micro, step);
-            }
+            if (p == kEmbed) grad[p][i] += ToyModel::gradient(x, kHead, element, rank, micro, step);
           }
         }
         grad[p][i] /= static_cast<double>(ranks * accumulation);
@@ -124,30 +114,24 @@ void expect_near(const Outcome& outcome, const Outcome& expected) {
 }
 
 TEST(Trajectory, MatchesAScalarReferenceAtEveryStageAndWorldSize) {
-  for (const int ranks : {1, 2, 3}) {
-    for (const int64_t accumulation : {1, 3}) {
-      const Outcome expected = reference(ranks, accumulation);
-      for (int stage = 0; stage <= 3; ++stage) {
-        SCOPED_TRACE(fmt::format("{} ranks, stage {}, {} micro-steps", ranks, stage, accumulation));
-        expect_near(train(config_of(stage, accumulation), ranks), expected);
-      }
+  for (const auto& [ranks, accumulation] : each(std::array{1, 2, 3}, std::array{1, 3})) {
+    const Outcome expected = reference(ranks, accumulation);
+    for (int stage = 0; stage <= 3; ++stage) {
+      SCOPED_TRACE(fmt::format("{} ranks, stage {}, {} micro-steps", ranks, stage, accumulation));
+      expect_near(train(toy_config(stage, DType::fp32, accumulation), ranks), expected);
     }
   }
 }
 
 TEST(Trajectory, ModulesSkippedOnSomeRanksCountAsZero) {
   const Outcome expected = reference(2, 2, expert_is_rank_zeros);
-  for (int stage = 0; stage <= 3; ++stage) {
-    for (const bool overlap : {false, true}) {
-      for (const bool share : {false, true}) {
-        Config config = config_of(stage, 2);
-        config.zero.overlap_comm = overlap;
-        config.share_parameters = share;
-        config.zero.reduce_bucket_size = 500;
-        SCOPED_TRACE(fmt::format("stage {} overlap {}", stage, overlap));
-        expect_near(train(config, 2, expert_is_rank_zeros), expected);
-      }
-    }
+  for (const auto& [stage, overlap, share] : each(kStages, kEither, kEither)) {
+    Config config = toy_config(stage, DType::fp32, 2);
+    config.zero.overlap_comm = overlap;
+    config.share_parameters = share;
+    config.zero.reduce_bucket_size = 500;
+    SCOPED_TRACE(fmt::format("stage {} overlap {}", stage, overlap));
+    expect_near(train(config, 2, expert_is_rank_zeros), expected);
   }
 }
 

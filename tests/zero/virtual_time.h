@@ -1,7 +1,6 @@
 #pragma once
 
 #include "device/cpu/cpu_device.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"
 

@@ -4,11 +4,8 @@
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -112,10 +109,9 @@ TEST(BlockWriter, WhatCannotBeWrittenIsAnErrorThatNamesTheFile) {
         writer.finish();
       });
     };
-    EXPECT_THAT(error(8 * kMiB), AllOf(HasSubstr("cannot write 8388608 bytes to"),
-                                       HasSubstr("/8388608-"), HasSubstr("File too large")));
-    EXPECT_THAT(error(0),
-                AllOf(HasSubstr("cannot write"), HasSubstr("/0-"), HasSubstr("File too large")));
+    EXPECT_THAT(error(8 * kMiB),
+                HasAll("cannot write 8388608 bytes to", "/8388608-", "File too large"));
+    EXPECT_THAT(error(0), HasAll("cannot write", "/0-", "File too large"));
   }
 }
 
@@ -162,29 +158,28 @@ TEST(SnapshotQueueTest, BytesComeOutInOrderThroughMemoryThatIsMuchSmaller) {
   std::vector<size_t> shuffled = in_order;
   std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(1));
   const std::vector<uint64_t> places = places_of(tensors);
-  for (const auto& order : {in_order, shuffled}) {
-    for (const size_t nbytes : {512U, 1024U, 4608U, 1U << 20}) {
-      std::vector<std::byte> memory(nbytes);
-      SnapshotQueue queue(memory);
-      std::vector<std::vector<std::byte>> received(tensors.size());
-      std::vector<size_t> received_order;
-      std::thread copying([&] { copy_all(queue, tensors, order); });
-      for (auto pieces = queue.take(); !pieces.empty(); pieces = queue.take()) {
-        for (const Piece& piece : pieces) {
-          std::vector<std::byte>& to = received[piece.tensor];
-          if (to.empty()) received_order.push_back(piece.tensor);
-          EXPECT_EQ(piece.offset, to.size());
-          const auto in_memory = static_cast<uint64_t>(piece.bytes.data() - memory.data());
-          const uint64_t in_file = places[piece.tensor] + piece.offset;
-          EXPECT_EQ((in_file - in_memory) % SnapshotQueue::kAlignment, 0U);
-          to.insert(to.end(), piece.bytes.begin(), piece.bytes.end());
-        }
-        queue.release();
+  for (const auto& [order, nbytes] :
+       each(std::array{in_order, shuffled}, std::array{512U, 1024U, 4608U, 1U << 20})) {
+    std::vector<std::byte> memory(nbytes);
+    SnapshotQueue queue(memory);
+    std::vector<std::vector<std::byte>> received(tensors.size());
+    std::vector<size_t> received_order;
+    std::thread copying([&] { copy_all(queue, tensors, order); });
+    for (auto pieces = queue.take(); !pieces.empty(); pieces = queue.take()) {
+      for (const Piece& piece : pieces) {
+        std::vector<std::byte>& to = received[piece.tensor];
+        if (to.empty()) received_order.push_back(piece.tensor);
+        EXPECT_EQ(piece.offset, to.size());
+        const auto in_memory = static_cast<uint64_t>(piece.bytes.data() - memory.data());
+        const uint64_t in_file = places[piece.tensor] + piece.offset;
+        EXPECT_EQ((in_file - in_memory) % SnapshotQueue::kAlignment, 0U);
+        to.insert(to.end(), piece.bytes.begin(), piece.bytes.end());
       }
-      copying.join();
-      EXPECT_EQ(received, tensors) << nbytes;
-      EXPECT_EQ(received_order, order) << nbytes;
+      queue.release();
     }
+    copying.join();
+    EXPECT_EQ(received, tensors) << nbytes;
+    EXPECT_EQ(received_order, order) << nbytes;
   }
 }
 
@@ -216,4 +211,4 @@ TEST(SnapshotQueueTest, ClosingWakesBothSides) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -2,16 +2,13 @@
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "checkpoint/saving/save.h"
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
 
-class Directory : public ::testing::Test {
- protected:
+struct Directory : ::testing::Test {
   void save(const std::string& tag, uint64_t seed = 1, bool update_latest = true) {
     whole_.save({.directory = directory_.string(), .tag = tag, .update_latest = update_latest},
                 seed);
@@ -27,7 +24,7 @@ class Directory : public ::testing::Test {
   }
   FakeEngine make_engine(uint64_t seed) { return whole_.engine(*comm_, seed); }
 
-  const Sharded whole_ = testing::on_one_rank();
+  const Sharded whole_ = on_one_rank();
   TemporaryDirectory directory_;
   const fs::path path_ = directory_.path();
   std::shared_ptr<Communicator> comm_ = make_communicator({});
@@ -94,7 +91,7 @@ TEST_F(Directory, ThoseWhoRemoveTheSameCheckpointsDoNotFail) {
       }
     }
     std::atomic<int> removing = 2;
-    testing::run_threads(3, [&](int thread) {
+    run_threads(3, [&](int thread) {
       if (thread == 2) {
         do {
           remove_leftovers(path_, new_save_id());
@@ -165,7 +162,7 @@ TEST_F(Directory, WithoutACheckpointItIsSaidWhichThereAre) {
   for (const char* tag : {"step10", "step9", "best"}) save(tag);
   fs::create_directory(path_ / "no_checkpoint");
   const std::string tags = "checkpoints in " + path_.string() + ": best, step9, step10";
-  EXPECT_THAT(load_error("b"), AllOf(HasSubstr("/b holds no checkpoint; "), HasSubstr(tags)));
+  EXPECT_THAT(load_error("b"), HasAll("/b holds no checkpoint; ", tags));
   fs::remove(path_ / "latest");
   EXPECT_THAT(load_error(), HasSubstr("latest does not exist; " + tags));
   write_file(path_ / "latest", "gone");
@@ -177,7 +174,7 @@ TEST_F(Directory, WithoutACheckpointItIsSaidWhichThereAre) {
   for (int i = 11; i <= 33; ++i) {
     fs::copy(path_ / "best", path_ / fmt::format("step{}", i), fs::copy_options::recursive);
   }
-  EXPECT_THAT(load_error("none"), AllOf(HasSubstr("step14, step15"), HasSubstr("and 6 older")));
+  EXPECT_THAT(load_error("none"), HasAll("step14, step15", "and 6 older"));
 
   const auto error_of_folder = [&](const char* name) {
     FakeEngine engine = make_engine(1);
@@ -211,4 +208,4 @@ TEST(ShardNames, OnlyOursCount) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

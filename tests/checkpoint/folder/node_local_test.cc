@@ -1,8 +1,7 @@
 #include "checkpoint/files/layout.h"
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/common.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -19,7 +18,7 @@ class NodeLocal : public ::testing::Test {
   }
   Sharded sharded(const std::string& job, uint32_t cuts) const {
     const auto ranks = static_cast<int>(job.size());
-    return {.cuts = random_cuts(testing::small_model(), ranks, cuts)};
+    return {.cuts = random_cuts(small_model(), ranks, cuts)};
   }
 
   // Engines that have made as many steps as their seed.
@@ -144,14 +143,14 @@ TEST_F(NodeLocal, AnotherSaveOfTheSameTagOnOneHostIsNotMixedIn) {
 TEST_F(NodeLocal, WhatNoHostHasIsNamedAndNothingChanges) {
   save("aabb", "step1", 1);
   EXPECT_THAT(load("aa", 1),
-              ::testing::Each(AllOf(HasSubstr("no rank of this job finds rank00002-"),
-                                    HasSubstr("(written on "), Not(HasSubstr("has changed")))));
+              ::testing::Each(HasAll("no rank of this job finds rank00002-", "(written on ",
+                                     Not(HasSubstr("has changed")))));
 }
 
 TEST_F(NodeLocal, ADamagedFileIsFoundWhereItIsCopiedTo) {
   save("aabb", "step1", 1);
   for (const std::string& name : files_of("b", "step1")) {
-    if (is_shard_name(name)) testing::flip_last_bit(disk("b") / "step1" / name);
+    if (is_shard_name(name)) flip_last_bit(disk("b") / "step1" / name);
   }
   EXPECT_THAT(load("aaab", 1), ::testing::Each(HasSubstr("damaged")));
 }
@@ -197,4 +196,4 @@ TEST_F(NodeLocal, OneDiskForAllIsAnOrdinaryCheckpoint) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,18 +1,14 @@
 #include "checkpoint/loading/record_runs.h"
 #include "checkpoint/loading/undo_log.h"
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
 
-namespace zerorun::load_changes {
+namespace zerorun::testing::load_changes {
 namespace {
 
 namespace fs = std::filesystem;
 using Record = CheckpointReader::Record;
 
-class UndoLogTest : public ::testing::Test {
- protected:
+struct UndoLogTest : ::testing::Test {
   // Tensors of a device: zeros, and random bytes.
   UndoLogTest() : memory_(device_->allocate(2 * kNumel, MemoryCategory::parameters)) {
     std::memset(memory_.data(), 0, kNumel);
@@ -91,8 +87,7 @@ TEST(SpareMemory, GivesAllThatItMayAndNoMore) {
 
 // On a disk, so that reads bypass the page cache. Tensors of 20 MB, which disks can read into place
 // or, as their numbers of elements are odd, cannot.
-class LargeCheckpoint : public ::testing::TestWithParam<bool> {
- protected:
+struct LargeCheckpoint : ::testing::TestWithParam<bool> {
   LargeCheckpoint() {
     fs::remove_all(folder_);
     const bool aligned = GetParam();
@@ -100,7 +95,7 @@ class LargeCheckpoint : public ::testing::TestWithParam<bool> {
     model_.specs.insert(model_.specs.begin(), {"large", {numel}, "m", 0, true, ""});
     cuts_ = random_cuts(model_, 1, 1)[0];
     if (aligned) {
-      std::erase_if(cuts_, [](const testing::Cut& cut) { return cut.parameter == 0; });
+      std::erase_if(cuts_, [](const Cut& cut) { return cut.parameter == 0; });
       cuts_.insert(cuts_.begin(), {0, 0, numel});
     }
     save_checkpoint(*make_engine(1), *comm_, {folder_.string(), "t", ""});
@@ -127,8 +122,8 @@ class LargeCheckpoint : public ::testing::TestWithParam<bool> {
       fs::path(test_paths::build()) / fmt::format("load_changes-{}", ::getpid());
   const std::shared_ptr<Communicator> comm_ = make_communicator({});
   const std::shared_ptr<Device> device_ = make_cpu_device();
-  FakeModel model_ = testing::small_model();
-  std::vector<testing::Cut> cuts_;
+  FakeModel model_ = small_model();
+  std::vector<Cut> cuts_;
 };
 INSTANTIATE_TEST_SUITE_P(, LargeCheckpoint, ::testing::Bool(),
                          [](const auto& aligned) { return aligned.param ? "Aligned" : "Odd"; });
@@ -195,9 +190,8 @@ TEST_P(LargeCheckpoint, OfSeveralDamagedRecordsTheFirstIsToldAndAllIsUndone) {
   const auto engine = make_engine(2);
   const std::string before = engine->bytes();
   flip();
-  EXPECT_THAT(
-      error_of<CheckpointError>([&] { load_checkpoint(*engine, *comm_, folder_.string()); }),
-      HasSubstr("damaged: " + first));
+  EXPECT_ERROR_OF(CheckpointError, load_checkpoint(*engine, *comm_, folder_.string()),
+                  "damaged: " + first);
   EXPECT_TRUE(engine->bytes() == before);
   EXPECT_EQ(engine->refreshed(), 0);
   flip();
@@ -223,11 +217,11 @@ TEST(WorkersTest, EveryItemIsDoneOnceAndTheErrorIsThatOfTheFirst) {
 // Saves one model, loads into another that `change` made of it, and returns the error.
 std::string load_error(const std::function<void(FakeModel&)>& change) {
   const TemporaryDirectory directory;
-  Sharded sharded = testing::on_one_rank();
+  Sharded sharded = on_one_rank();
   sharded.save({.directory = directory.string()});
   change(sharded.model);
   std::string result = "loaded";
-  testing::on_one_rank(sharded.model).run(2, [&](FakeEngine& engine, Communicator& comm) {
+  on_one_rank(sharded.model).run(2, [&](FakeEngine& engine, Communicator& comm) {
     const std::string before = engine.bytes();
     try {
       load_checkpoint(engine, comm, directory.string());
@@ -282,19 +276,18 @@ TEST(ModelMatch, DifferencesAreNamed) {
 }
 
 TEST(ModelMatch, AllDifferencesComeAtOnceWithTheNearestNames) {
-  EXPECT_THAT(
-      load_error([](FakeModel& model) {
-        model.specs[1].name = "h.0.ln.wieght";
-        model.specs[2].shape = {5, 3, 7};
-        model.specs[3].trainable = true;
-        model.specs[5].name = "module.scale";
-      }),
-      AllOf(HasSubstr("h.0.mlp.weight has shape"), HasSubstr("h.0.frozen is frozen"),
-            HasSubstr("no parameter h.0.ln.wieght, which this model has (nearest: h.0.ln.weight)"),
-            HasSubstr("no parameter module.scale, which this model has (nearest: scale)"),
-            HasSubstr("parameter h.0.ln.weight, which this model lacks (nearest: h.0.ln.wieght)"),
-            HasSubstr("the parameter scale, which this model lacks (nearest: module.scale)")));
+  EXPECT_THAT(load_error([](FakeModel& model) {
+                model.specs[1].name = "h.0.ln.wieght";
+                model.specs[2].shape = {5, 3, 7};
+                model.specs[3].trainable = true;
+                model.specs[5].name = "module.scale";
+              }),
+              HasAll("h.0.mlp.weight has shape", "h.0.frozen is frozen",
+                     "no parameter h.0.ln.wieght, which this model has (nearest: h.0.ln.weight)",
+                     "no parameter module.scale, which this model has (nearest: scale)",
+                     "parameter h.0.ln.weight, which this model lacks (nearest: h.0.ln.wieght)",
+                     "the parameter scale, which this model lacks (nearest: module.scale)"));
 }
 
 }  // namespace
-}  // namespace zerorun::load_changes
+}  // namespace zerorun::testing::load_changes

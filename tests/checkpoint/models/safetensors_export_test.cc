@@ -1,11 +1,6 @@
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "zerorun/checkpoint.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -38,8 +33,7 @@ void fill_ramps(FakeEngine& engine) {
   }
 }
 
-class Export : public ::testing::Test {
- protected:
+struct Export : ::testing::Test {
   void run(int world_size, const fs::path& path, const std::vector<ExportTensor>& tensors,
            const std::string& metadata = "{}") {
     const Sharded sharded = {model_, random_cuts(model_, world_size, 5)};
@@ -134,8 +128,7 @@ std::string safetensors(const std::string& header, const std::string& data = "")
   return bytes + header + data;
 }
 
-class Reader : public ::testing::Test {
- protected:
+struct Reader : ::testing::Test {
   SafetensorsReader open(const std::string& bytes) {
     write_file(path_, bytes);
     return SafetensorsReader(path_.string());
@@ -187,8 +180,8 @@ TEST_F(Reader, ReadsEveryDTypeOfTheReferenceImplementation) {
   EXPECT_THAT(reader.find("empty")->shape, ElementsAre(0, 4));
   EXPECT_EQ(at("scalar").as<float>()[0], 3.0F);
   EXPECT_EQ(reader.find("absent"), nullptr);
-  EXPECT_THAT(testing::error_of<CheckpointError>([&] { reader.find("int32"); }),
-              AllOf(HasSubstr("tensor 'int32' is of dtype I32"), HasSubstr("offset ")));
+  EXPECT_ERROR_OF(CheckpointError, reader.find("int32"), "tensor 'int32' is of dtype I32",
+                  "offset ");
   EXPECT_THROW(SafetensorsReader((directory_.path() / "none").string()), IoError);
 }
 
@@ -227,8 +220,7 @@ TEST_F(Reader, NamesWhatIsWrongAndWhere) {
   }
 }
 
-class ModelFolder : public Reader {
- protected:
+struct ModelFolder : Reader {
   void add(const std::string& name, const std::string& tensor) {
     write_file(
         directory_.path() / name,
@@ -272,4 +264,4 @@ TEST_F(ModelFolder, WithoutSafetensorsOrASensibleIndexSaysWhatToDo) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

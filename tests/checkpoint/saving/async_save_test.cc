@@ -2,10 +2,8 @@
 #include "checkpoint/saving/save.h"
 #include "os/free_space.h"
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -20,8 +18,7 @@ Sharded large_model() {
   return large;
 }
 
-class AsyncSave : public ::testing::Test {
- protected:
+struct AsyncSave : ::testing::Test {
   // Calls body(engine, saver, comm) on every rank.
   template <typename Body>
   void run(uint64_t seed, const Body& body, const AsyncOptions& options = {}) const {
@@ -95,7 +92,7 @@ struct OffloadedEngine : FakeEngine {
 };
 
 TEST_F(AsyncSave, OffloadedStatesAreReadOnce) {
-  testing::run_ranks(2, [&](Communicator& comm) {
+  run_ranks(2, [&](Communicator& comm) {
     OffloadedEngine engine(large_.model, large_.cuts, comm, 1);
     AsyncSaver saver(engine, comm, {.buffer_nbytes = 100'000});
     for (const int saves : {1, 2}) {
@@ -143,8 +140,7 @@ const std::vector<Save> kBesideTraining = {
     beside_training([](AsyncSaver& saver, const SaveOptions& next) { saver.save(next); }),
     beside_training([](AsyncSaver& saver, const SaveOptions&) { saver.wait(); })};
 
-class SaveFailure : public AsyncSave {
- protected:
+struct SaveFailure : AsyncSave {
   // A save as "new" and one as "good" fail with this error, "good" stays, and a later save works.
   void expect_good_stays(const Save& save, rlim_t disk, const std::string& client_state,
                          const ::testing::Matcher<const std::string&>& error) const {
@@ -169,14 +165,14 @@ class SaveFailure : public AsyncSave {
                     const ::testing::Matcher<const std::string&>& expected,
                     const Save& save = kBlocking) const {
     large_.run(2, [&](FakeEngine& engine, Communicator& comm) {
-      EXPECT_THAT(error_of<IoError>([&] { save(engine, comm, options); }), expected);
+      EXPECT_ERROR_OF(IoError, save(engine, comm, options), expected);
     });
   }
 
   // Where the other rank's file is smaller.
   const ::testing::Matcher<const std::string&> no_room_ =
-      AllOf(HasSubstr("rank 0 of 2: cannot write"), HasSubstr("rank00000-"),
-            HasSubstr("File too large"), HasSubstr("the checkpoint needs 18"), HasSubstr(" free"));
+      HasAll("rank 0 of 2: cannot write", "rank00000-", "File too large", "the checkpoint needs 18",
+             " free");
 };
 
 TEST_F(SaveFailure, FullDiskOnOneRankIsAnErrorOnAllAndChangesNothing) {
@@ -192,7 +188,7 @@ TEST_F(AsyncSaveFailure, FullDiskOnOneRankIsAnErrorOnAllAndChangesNothing) {
 // The manifest is larger than the ranks' files.
 TEST_F(SaveFailure, FullDiskForTheManifestChangesNothing) {
   expect_good_stays(kBlocking, 14'000'000, "\"" + std::string(15'000'000, 'x') + "\"",
-                    AllOf(HasSubstr("rank 0 of 2: cannot write"), HasSubstr("checkpoint.json")));
+                    HasAll("rank 0 of 2: cannot write", "checkpoint.json"));
 }
 
 TEST_F(AsyncSave, APeersFailureIsAnErrorForRankZeroThatWaitsAlone) {
@@ -200,8 +196,8 @@ TEST_F(AsyncSave, APeersFailureIsAnErrorForRankZeroThatWaitsAlone) {
   const FileSizeLimit limit(10'000'000);
   run(2, [&](FakeEngine&, AsyncSaver& saver, Communicator& comm) {
     saver.save(as("new"));
-    EXPECT_THAT(error_of<IoError>([&] { saver.wait_alone(); }),
-                HasSubstr(comm.rank() == 0 ? "rank 1 could not write its part" : "File too large"));
+    EXPECT_ERROR_OF(IoError, saver.wait_alone(),
+                    comm.rank() == 0 ? "rank 1 could not write its part" : "File too large");
   });
   EXPECT_THAT(names_in(path_), IsEmpty());
 }
@@ -244,8 +240,7 @@ TEST_F(SaveFailure, FilesThatAreInTheWayAreNamed) {
   for (const char* path : {"file", "file/deeper"}) {
     const std::string target = (path_ / path).string();
     expect_error({.directory = target},
-                 AllOf(HasSubstr("rank 0 of 2: cannot create the folder " + target),
-                       HasSubstr("Not a directory")));
+                 HasAll("rank 0 of 2: cannot create the folder " + target, "Not a directory"));
   }
   EXPECT_EQ(read_file(path_ / "file"), "mine");
   fs::rename(path_ / "file", path_ / "step0");
@@ -259,15 +254,14 @@ TEST_F(SaveFailure, RanksThatDoNotSeeOneFileSystemAreToldSo) {
   const Save to_own_folder = [this](FakeEngine& engine, Communicator& comm, const SaveOptions&) {
     save_checkpoint(engine, comm, {.directory = (path_ / std::to_string(comm.rank())).string()});
   };
-  expect_error({}, AllOf(HasSubstr("rank 1 of 2: "), HasSubstr("is not where rank 0 made it")),
-               to_own_folder);
+  expect_error({}, HasAll("rank 1 of 2: ", "is not where rank 0 made it"), to_own_folder);
   EXPECT_THAT(names_in(path_ / "0"), IsEmpty());
 }
 
 // One parameter that is larger than the disk, without the memory to match.
 struct OversizedEngine : FakeEngine {
   explicit OversizedEngine(const FakeModel& model)
-      : FakeEngine(model, std::vector<testing::Cut>{}, 1), numel(model.numel(0)) {}
+      : FakeEngine(model, std::vector<Cut>{}, 1), numel(model.numel(0)) {}
   using EngineStates::state_intervals;
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> /*parameter*/) override {
     return {{.numel = numel, .master = {nullptr, numel, DType::fp32}}};
@@ -279,12 +273,12 @@ TEST_F(SaveFailure, MoreThanTheDiskHasIsRefusedBeforehand) {
   const auto numel = static_cast<int64_t>(free_space(path_).value() / 4) + (1 << 26);
   OversizedEngine engine({.specs = {{"large", {numel}, "m", 0, true, ""}}, .states = {}});
   const auto comm = make_communicator({});
-  EXPECT_THAT(error_of<IoError>([&] { save_checkpoint(engine, *comm, as("new")); }),
-              AllOf(HasSubstr("the checkpoint needs"), HasSubstr("free some space")));
+  EXPECT_ERROR_OF(IoError, save_checkpoint(engine, *comm, as("new")), "the checkpoint needs",
+                  "free some space");
   EXPECT_THAT(names_in(path_), IsEmpty());
   const SaveFolder gone({.directory = "/nowhere/run", .tag = "step1", .id = 1}, 10);
   EXPECT_EQ(gone.disk_use(), "the checkpoint needs 10 bytes, /nowhere/run cannot be read");
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -18,8 +18,7 @@ using ::testing::UnorderedElementsAre;
 
 constexpr int kTimes = 160;
 
-class NcclCallCostTest : public testing::NcclTest {
- protected:
+struct NcclCallCostTest : testing::NcclTest {
   struct Cost {
     std::map<std::string, double> calls;  // of each function, for one time
     double allocations = 0;               // for one time
@@ -43,7 +42,7 @@ class NcclCallCostTest : public testing::NcclTest {
   // One rank that communicates through NCCL all the same, on streams that do their work at once.
   void on_one_rank(const Body& body) {
     fake_.set_inline_streams(true);
-    on_ranks(1, std::chrono::seconds(60), [&](Communicator& comm, CudaDevice& device) {
+    on_ranks(1, 60s, [&](Communicator& comm, CudaDevice& device) {
       const std::unique_ptr<Stream> stream = device.make_stream("inline");
       device.use_inline_stream(cuda_stream(*stream).handle());
       body(comm, device);

@@ -11,14 +11,10 @@
 namespace zerorun::testing {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
+constexpr auto kDeadline = 60s;
+constexpr auto kSoon = 20s;
 
-constexpr seconds kDeadline{60};
-constexpr seconds kSoon{20};
-
-class NcclFailureTest : public NcclTest {
- protected:
+struct NcclFailureTest : NcclTest {
   // What a rank does with its stream.
   using Part = std::function<void(Communicator&, CudaDevice&, Stream&)>;
 
@@ -52,7 +48,7 @@ std::string error_of_wait(Communicator& communicator, Stream& stream) {
 
 // Memory may have to wait for a GPU that waits for a peer, which only an abort can end.
 TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemory) {
-  on_ranks(2, seconds(20), [&](Communicator& communicator, CudaDevice& device) {
+  on_ranks(2, 20s, [&](Communicator& communicator, CudaDevice& device) {
     if (communicator.rank() == 1) {
       EXPECT_THROW(communicator.allocate(1024, Sharing::per_rank), CommError);
       return;
@@ -71,7 +67,7 @@ TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemory) {
 // As freeing memory may have to.
 TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemoryThatGoes) {
   std::barrier both(2);
-  on_ranks(2, seconds(2), [&](Communicator& communicator, CudaDevice& device) {
+  on_ranks(2, 2s, [&](Communicator& communicator, CudaDevice& device) {
     std::optional<Buffer> memory = communicator.allocate(1024, Sharing::per_rank);
     communicator.barrier(device.inline_stream(), "start").synchronize();
     if (communicator.rank() == 0) {
@@ -92,16 +88,14 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks)
       [&](Communicator& communicator, CudaDevice&, Stream& stream) {
         Event done = communicator.barrier(stream, "bucket 7");
         fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
-        EXPECT_THAT(error_of([&] { done.synchronize(); }),
-                    HasSubstr(text + ": remote process exited"));
+        EXPECT_ERROR(done.synchronize(), text + ": remote process exited");
         EXPECT_THROW(communicator.barrier(stream, "later"), CommError);
         EXPECT_THROW(stream.synchronize(), CommError);
         failed.count_down();
       },
       [&](Communicator& communicator, CudaDevice&, Stream& stream) {
         failed.wait();  // and never comes to bucket 7
-        EXPECT_THAT(error_of([&] { communicator.barrier(stream, "bucket 8").synchronize(); }),
-                    HasSubstr(text));
+        EXPECT_ERROR(communicator.barrier(stream, "bucket 8").synchronize(), text);
       });
   EXPECT_EQ(fake_.failures(), 1);
 }
@@ -111,8 +105,8 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks)
 TEST_F(NcclFailureTest, AnAbortEndsACallThatWaitsForPeers) {
   on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
     if (communicator.rank() == 0) {
-      EXPECT_THAT(error_of([&] { communicator.barrier(device.inline_stream(), "bucket 7"); }),
-                  HasSubstr("rank 1 aborted the job: it cannot go on"));
+      EXPECT_ERROR(communicator.barrier(device.inline_stream(), "bucket 7"),
+                   "rank 1 aborted the job: it cannot go on");
       return;
     }
     while (fake_.counts()["ncclAllReduce"] < 1) std::this_thread::yield();
@@ -127,7 +121,7 @@ TEST_F(NcclFailureTest, AnAbortLetsACallReturnFirst) {
     fake_.before("ncclAllReduce", [&] {
       made.open();
       // An abort that does not wait comes at once.
-      const auto until = std::chrono::steady_clock::now() + milliseconds(200);
+      const auto until = std::chrono::steady_clock::now() + 200ms;
       while (fake_.counts()["ncclCommAbort"] == 0 && std::chrono::steady_clock::now() < until) {
         std::this_thread::yield();
       }
@@ -143,10 +137,9 @@ TEST_F(NcclFailureTest, AnAbortLetsACallReturnFirst) {
 
 TEST_F(NcclFailureTest, TheDeadlineEndsACallThatWaitsForPeers) {
   std::barrier both(2);
-  on_ranks(2, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
+  on_ranks(2, 300ms, [&](Communicator& communicator, CudaDevice& device) {
     if (communicator.rank() == 0) {
-      EXPECT_THAT(error_of([&] { communicator.barrier(device.inline_stream(), "bucket 7"); }),
-                  HasSubstr("barrier 'bucket 7'"));
+      EXPECT_ERROR(communicator.barrier(device.inline_stream(), "bucket 7"), "barrier 'bucket 7'");
     }
     both.arrive_and_wait();
   });
@@ -154,13 +147,13 @@ TEST_F(NcclFailureTest, TheDeadlineEndsACallThatWaitsForPeers) {
 
 // A thread that frees memory waits for all streams, and calls of others for it.
 TEST_F(NcclFailureTest, TheDeadlineEndsACallWhileCudaAnswersNobody) {
-  on_two(milliseconds(300), [&](Communicator& communicator, CudaDevice&, Stream& stream) {
+  on_two(300ms, [&](Communicator& communicator, CudaDevice&, Stream& stream) {
     const Event done = communicator.barrier(stream, "bucket 7");
     fake_.hold_calls();
     const auto begin = std::chrono::steady_clock::now();
     while (fake_.counts()["ncclCommAbort"] == 0 &&
            std::chrono::steady_clock::now() - begin < kSoon) {
-      std::this_thread::sleep_for(milliseconds(1));
+      std::this_thread::sleep_for(1ms);
     }
     EXPECT_GT(fake_.counts()["ncclCommAbort"], 0);
     fake_.let_calls_go();
@@ -170,7 +163,7 @@ TEST_F(NcclFailureTest, TheDeadlineEndsACallWhileCudaAnswersNobody) {
 
 // A rank's computation before a collective makes nobody wait for it.
 TEST_F(NcclFailureTest, QueuedWorkBeforeACollectiveIsNoDelay) {
-  constexpr milliseconds kTimeout{500};
+  constexpr auto kTimeout = 500ms;
   const Part work = [&](Communicator& communicator, CudaDevice& device, Stream& stream) {
     {
       const CurrentDevice current(device.index());
@@ -288,8 +281,8 @@ TEST_F(NcclFailureTest, AnyErrorOfTheWatcherIsOneOfTheCollective) {
 
 TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
   fake_.set_devices(1);
-  CommunicatorOptions options = options_of_rank(0, 2, make_memory_store(), milliseconds(50));
-  options.device = std::make_shared<CudaDevice>(0, 0);
+  const CommunicatorOptions options =
+      options_of_rank(0, 2, make_memory_store(), 50ms, std::make_shared<CudaDevice>(0, 0));
   EXPECT_THROW(make_nccl_communicator(options), CommError);
 }
 
@@ -313,9 +306,8 @@ TEST_F(NcclFailureTest, AnErrorWithinAGroupEndsTheGroupAndNamesIt) {
   for (const std::string name : {"ncclGroupStart", "ncclAllGather", "ncclGroupEnd"}) {
     fake_.reset();
     fake_.fail(name, 0, ncclSystemError);
-    on_ranks(2, milliseconds(500), [&](Communicator& communicator, CudaDevice& device) {
-      EXPECT_THAT(testing::error_of<CommError>([&] { gather_three(communicator, device); }),
-                  AllOf(HasSubstr("bucket 0"), HasSubstr("and 2 more")))
+    on_ranks(2, 500ms, [&](Communicator& communicator, CudaDevice& device) {
+      EXPECT_ERROR_OF(CommError, gather_three(communicator, device), "bucket 0", "and 2 more")
           << name;
     });
     std::map<std::string, int> counts = fake_.counts();
@@ -325,7 +317,7 @@ TEST_F(NcclFailureTest, AnErrorWithinAGroupEndsTheGroupAndNamesIt) {
 }
 
 TEST_F(NcclFailureTest, ReducesWithoutCopiesWhereDtypesAgree) {
-  on_ranks(2, seconds(10), [&](Communicator& communicator, CudaDevice& device) {
+  on_ranks(2, 10s, [&](Communicator& communicator, CudaDevice& device) {
     Stream& stream = device.inline_stream();
     const Buffer full = *communicator.allocate(1024, Sharing::per_rank);
     const Buffer part = device.allocate(1024, MemoryCategory::buckets);
@@ -355,7 +347,7 @@ TEST_F(NcclFailureTest, ARankThatFailsDuringASplitEndsItForAllGroups) {
           .gather(std::array<int64_t, 2>{color, 0}, "colors and keys of a split");
       return world.abort("it cannot go on");
     }
-    EXPECT_THAT(error_of([&] { world.split(color, 0, "half"); }), HasSubstr("it cannot go on"));
+    EXPECT_ERROR(world.split(color, 0, "half"), "it cannot go on");
   });
 }
 

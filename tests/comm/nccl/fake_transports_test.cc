@@ -14,7 +14,7 @@ std::vector<TransportUnderTest> transports_under_test() {
     transport.enter = [] {
       fake::FakeCuda::instance().reset();
       fake::FakeCuda::instance().set_devices(8);
-      fake::FakeCuda::instance().set_delay(std::chrono::microseconds(200));
+      fake::FakeCuda::instance().set_delay(200us);
     };
     transport.leave = expect_clean;
     return transport;

@@ -7,10 +7,7 @@
 namespace zerorun::testing::nccl_leaving {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-constexpr seconds kDeadline{60};  // which no test meets
+constexpr auto kDeadline = 60s;  // which no test meets
 
 // A child that does nothing for as long as this lives, and has copies of all sockets.
 class IdleChild {
@@ -49,8 +46,7 @@ class CountingStore final : public ForwardingStore {
   std::atomic<int>& vain_;
 };
 
-class NcclLeavingTest : public FakeCudaTest {
- protected:
+struct NcclLeavingTest : FakeCudaTest {
   void SetUp() override {
     FakeCudaTest::SetUp();
     fake_.set_devices(2);
@@ -65,13 +61,10 @@ class NcclLeavingTest : public FakeCudaTest {
 
   // Rank 0 has the only reference to its store.
   CommunicatorOptions options_of(int rank) {
-    CommunicatorOptions options =
-        options_of_rank(rank, 2,
-                        rank == 0 ? std::move(server_)
-                                  : std::make_shared<CountingStore>(make_tcp_store(tcp_), vain_),
-                        kDeadline);
-    options.device = std::make_shared<CudaDevice>(rank, 0);
-    return options;
+    auto store = rank == 0 ? std::move(server_)
+                           : std::make_shared<CountingStore>(make_tcp_store(tcp_), vain_);
+    return options_of_rank(rank, 2, std::move(store), kDeadline,
+                           std::make_shared<CudaDevice>(rank, 0));
   }
 
   // Two ranks that have met. What they get is theirs to end.
@@ -105,8 +98,7 @@ TEST_F(NcclLeavingTest, RankZeroStaysUntilItsPeersKnowThatItLeft) {
   on_ranks([&](int rank, std::shared_ptr<Communicator> communicator, CudaDevice& device) {
     if (rank == 0) return communicator.reset();
     EXPECT_THAT(error_of_barrier(*communicator, device),
-                AllOf(HasSubstr("rank 0"), HasSubstr("left (its communicator was destroyed)"),
-                      HasSubstr("'bucket 7'")));
+                HasAll("rank 0", "left (its communicator was destroyed)", "'bucket 7'"));
   });
 }
 
@@ -130,7 +122,7 @@ TEST_F(NcclLeavingTest, AStoreThatIsGoneEndsLaterWaits) {
     }
     both.arrive_and_wait();
     EXPECT_THAT(error_of_barrier(*communicator, device),
-                AllOf(HasSubstr("rank 0 left, and the store with it"), HasSubstr("'bucket 7'")));
+                HasAll("rank 0 left, and the store with it", "'bucket 7'"));
     EXPECT_LE(vain_, 1);
   });
 }
@@ -138,8 +130,7 @@ TEST_F(NcclLeavingTest, AStoreThatIsGoneEndsLaterWaits) {
 TEST_F(NcclLeavingTest, RankZeroThatGoesWhileOthersJoinIsAnErrorAtOnce) {
   const CommunicatorOptions options = options_of(1);
   server_.reset();
-  EXPECT_THAT(error_of<CommError>([&] { make_nccl_communicator(options); }),
-              AllOf(HasSubstr("rank 1"), HasSubstr("rank 0")));
+  EXPECT_ERROR_OF(CommError, make_nccl_communicator(options), "rank 1", "rank 0");
 }
 
 // A data loader's worker of rank 0 has its sockets, so they do not close when it leaves.
@@ -175,16 +166,15 @@ TEST_F(NcclLeavingTest, AForkedChildThatEndsItsCopyDoesNotLeave) {
 
 // Ranks that join through NCCL, whose first communicator does not block: each of its calls is done
 // later, by a thread of NCCL's, which stores the handle of the second one whenever it gets there.
-class NcclJoiningTest : public NcclTest {
- protected:
+struct NcclJoiningTest : NcclTest {
   // Each rank's error while it joins; empty: none.
   std::vector<std::string> errors_of_joining(int ranks) {
     fake_.set_devices(ranks);
     const auto store = make_memory_store();
     std::vector<std::string> errors(static_cast<size_t>(ranks));
     run_threads(ranks, [&](int rank) {
-      CommunicatorOptions options = options_of_rank(rank, ranks, store, kDeadline);
-      options.device = std::make_shared<CudaDevice>(rank, 0);
+      const CommunicatorOptions options =
+          options_of_rank(rank, ranks, store, kDeadline, std::make_shared<CudaDevice>(rank, 0));
       errors[static_cast<size_t>(rank)] =
           error_of<CommError>([&] { make_nccl_communicator(options); });
     });
@@ -195,16 +185,14 @@ class NcclJoiningTest : public NcclTest {
 // NCCL stores a handle all the same, of what has to be ended.
 TEST_F(NcclJoiningTest, ASplitThatFailsLaterIsAnError) {
   fake_.fail("(NCCL's thread splits)", 0, ncclSystemError);
-  EXPECT_THAT(errors_of_joining(2),
-              Contains(AllOf(HasSubstr("ncclCommSplit"), HasSubstr("failed: unhandled"))));
+  EXPECT_THAT(errors_of_joining(2), Contains(HasAll("ncclCommSplit", "failed: unhandled")));
 }
 
 // NCCL's thread waits for it, and stores a handle when the communicator is aborted.
 TEST_F(NcclJoiningTest, ARankThatCannotSplitEndsTheSplitOfItsPeers) {
   fake_.fail("ncclCommSplit", 0, ncclSystemError);
   const std::vector<std::string> errors = errors_of_joining(3);
-  EXPECT_THAT(errors,
-              ::testing::Each(AllOf(HasSubstr("ncclCommSplit"), HasSubstr("failed: unhandled"))));
+  EXPECT_THAT(errors, ::testing::Each(HasAll("ncclCommSplit", "failed: unhandled")));
 }
 
 TEST_F(NcclJoiningTest, TheFirstCommunicatorEndsInOrder) {
@@ -218,7 +206,7 @@ TEST_F(NcclJoiningTest, TheFirstCommunicatorEndsInOrder) {
 // What ncclCommAbort frees, ncclCommFinalize still uses in another thread.
 TEST_F(NcclJoiningTest, ARankThatLeavesFinalizesWhenItsCallsAreDone) {
   std::barrier both(2);
-  on_ranks(2, std::chrono::milliseconds(300), [&](Communicator& world, CudaDevice& device) {
+  on_ranks(2, 300ms, [&](Communicator& world, CudaDevice& device) {
     world.barrier(device.inline_stream(), "start").synchronize();
     if (world.rank() == 0) {
       world.barrier(device.inline_stream(), "to which rank 1 does not come");

@@ -18,7 +18,7 @@ TEST_F(RegisteredMemoryTest, MemoryThatOneRankCannotRegisterIsOrdinaryMemoryOnAl
     fake_.reset();
     fake_.fail(name, 0, ncclUnhandledCudaError);  // on one rank
     fake_.set_local_register(name != "none");
-    on_ranks(2, std::chrono::seconds(60), [&](Communicator& communicator, CudaDevice& device) {
+    on_ranks(2, 60s, [&](Communicator& communicator, CudaDevice& device) {
       const Buffer block = *communicator.allocate(1024, Sharing::per_rank);
       communicator.barrier(device.inline_stream(), "all have it").synchronize();
       EXPECT_EQ(fake_.counts()["ncclMemFree"], fake_.counts()["ncclCommRegister"]) << name;
@@ -28,8 +28,7 @@ TEST_F(RegisteredMemoryTest, MemoryThatOneRankCannotRegisterIsOrdinaryMemoryOnAl
   }
 }
 
-// A rank that skips a module holds the buckets behind it back, and needs more slots for gradients
-// than the others.
+// A rank that skips a module holds back the buckets behind it and needs more slots for gradients.
 TEST_F(RegisteredMemoryTest, RanksThatTakeDifferentPathsGiveNcclTheSameKind) {
   constexpr int kModules = 6;
   constexpr int64_t kNumel = 256;
@@ -53,15 +52,14 @@ TEST_F(RegisteredMemoryTest, RanksThatTakeDifferentPathsGiveNcclTheSameKind) {
 }
 
 // Sums that are not what the output gets: in one block of each communicator, whatever reduces.
-class NcclScratchTest : public NcclTest {
- protected:
+struct NcclScratchTest : NcclTest {
   static int64_t buckets(const CudaDevice& device) {
     return device.memory_use(MemoryCategory::buckets).peak_bytes;
   }
 };
 
 TEST_F(NcclScratchTest, IsAsLargeAsTheLargestReductionAndKept) {
-  on_ranks(2, std::chrono::seconds(30), [&](Communicator& comm, CudaDevice& device) {
+  on_ranks(2, 30s, [&](Communicator& comm, CudaDevice& device) {
     constexpr int64_t kMax = 1 << 14;
     const Buffer in = device.allocate(kMax * sizeof(float), MemoryCategory::other);
     const Buffer out = device.allocate(kMax * sizeof(float), MemoryCategory::other);
@@ -90,8 +88,8 @@ TEST_F(NcclScratchTest, IsAsLargeAsTheLargestReductionAndKept) {
 
 // Streams start their work late, each by another time.
 TEST_F(NcclScratchTest, IsUsedByOneStreamAfterTheOther) {
-  fake_.set_delay(std::chrono::microseconds(2000));
-  on_ranks(2, std::chrono::seconds(60), [&](Communicator& comm, CudaDevice& device) {
+  fake_.set_delay(2000us);
+  on_ranks(2, 60s, [&](Communicator& comm, CudaDevice& device) {
     constexpr int64_t kNumel = 1 << 12;
     constexpr int kStreams = 3;
     constexpr int kRounds = 8;
@@ -150,7 +148,7 @@ class SecondLaneTest : public NcclTest {};
 // nor in two whose kernels NCCL puts in the order of their launches.
 TEST_F(SecondLaneTest, AGatherDoesNotWaitForAReductionThatWaitsForAPeer) {
   fake_.set_implicit_order(false);
-  on_ranks(2, std::chrono::seconds(10), [&](Communicator& comm, CudaDevice& device) {
+  on_ranks(2, 10s, [&](Communicator& comm, CudaDevice& device) {
     constexpr int64_t kNumel = 64;
     Communicator& lane = comm.second_lane("gathers");
     ASSERT_NE(&lane, &comm);
@@ -183,10 +181,8 @@ using LaunchOrderTest = LateCudaTest<200>;
 
 TEST_F(LaunchOrderTest, KernelsOfTwoCommunicatorsAreInOneOrder) {
   const auto run_lanes = [](int rank, const std::shared_ptr<Store>& store) {
-    CommunicatorOptions options = options_of_rank(rank, 2, store, std::chrono::seconds(20));
     const auto device = std::make_shared<CudaDevice>(rank, 0);
-    options.device = device;
-    const auto comm = make_nccl_communicator(options);
+    const auto comm = make_nccl_communicator(options_of_rank(rank, 2, store, 20s, device));
     Communicator& lane = comm->second_lane("gathers");
     const auto reductions = device->make_stream("reductions");
     const auto gathers = device->make_stream("gathers");

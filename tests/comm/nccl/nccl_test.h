@@ -7,19 +7,17 @@
 namespace zerorun::testing {
 
 // Ranks that are threads, with a fake GPU each, and communicate through the fake NCCL.
-class NcclTest : public FakeCudaTest {
- protected:
+struct NcclTest : FakeCudaTest {
   using Body = std::function<void(Communicator&, CudaDevice&)>;
 
   void on_ranks(int world_size, std::chrono::milliseconds timeout, const Body& body) {
     fake_.set_devices(world_size);
     const auto store = store_ ? store_ : make_memory_store();
     run_threads(world_size, [&](int rank) {
-      CommunicatorOptions options = options_of_rank(rank, world_size, store, timeout);
       const auto device = std::make_shared<CudaDevice>(rank, 0);
       device->use_inline_stream(nullptr);  // the default stream of the rank's device, as PyTorch's
-      options.device = device;
-      const auto communicator = make_nccl_communicator(options);
+      const auto communicator =
+          make_nccl_communicator(options_of_rank(rank, world_size, store, timeout, device));
       body(*communicator, *device);
     });
   }

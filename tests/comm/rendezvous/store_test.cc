@@ -6,9 +6,7 @@
 #include "comm/rendezvous/tcp_store.h"
 #include "os/address.h"
 #include "os/socket.h"
-#include "tests/error_of.h"
-#include "tests/scratch.h"
-#include "zerorun/communicator.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 namespace {
@@ -63,7 +61,7 @@ void expect_store(Store& one, Store& other) {
   one.set("later", "now");
   EXPECT_EQ(waiting.get(), "now");
 
-  EXPECT_THAT(error_of([&] { other.get("never", 20ms); }), HasSubstr("'never'"));
+  EXPECT_ERROR(other.get("never", 20ms), "'never'");
   one.set("never", "works after a failure");
   EXPECT_EQ(other.get("never", 30s), "works after a failure");
 }
@@ -71,12 +69,10 @@ void expect_store(Store& one, Store& other) {
 TEST(StoreTest, KeepsValuesOfAllSides) {
   const auto store = make_memory_store();
   expect_store(*store, *store);
-  for (const bool from_client : {false, true}) {
-    for (const bool to_client : {false, true}) {
-      const TcpPair pair = make_tcp_pair();
-      expect_store(from_client ? *pair.client : *pair.server,
-                   to_client ? *pair.client : *pair.server);
-    }
+  for (const auto& [from_client, to_client] : each(kEither, kEither)) {
+    const TcpPair pair = make_tcp_pair();
+    expect_store(from_client ? *pair.client : *pair.server,
+                 to_client ? *pair.client : *pair.server);
   }
 }
 
@@ -101,8 +97,7 @@ TEST(StoreTest, ABusyPortIsAnErrorThatNamesItAndTheWayOut) {
   options.serve = true;
   const auto first = make_tcp_store(options);
   options.port = bound_port(*first);
-  EXPECT_THAT(error_of([&] { make_tcp_store(options); }),
-              AllOf(HasSubstr(std::to_string(options.port)), HasSubstr("--master_port")));
+  EXPECT_ERROR(make_tcp_store(options), std::to_string(options.port), "--master_port");
 }
 
 TEST(StoreTest, AClientWithAnotherSecretIsRefused) {
@@ -112,7 +107,7 @@ TEST(StoreTest, AClientWithAnotherSecretIsRefused) {
   for (const std::string secret :
        {"", "shared by the jo", "shared by the jobs", "Shared by the job"}) {
     options.secret = secret;
-    EXPECT_THAT(error_of([&] { make_tcp_store(options); }), HasSubstr("ZERORUN_JOB_SECRET"));
+    EXPECT_ERROR(make_tcp_store(options), "ZERORUN_JOB_SECRET");
   }
   expect_served(pair);
 }
@@ -121,10 +116,9 @@ TEST(StoreTest, AServerThatCannotBeReachedIsAnErrorAfterTheTimeout) {
   TcpStoreOptions options;
   options.port = reserve_port("127.0.0.1", 0).port;  // and lets it go again
   options.timeout = 50ms;
-  EXPECT_THAT(error_of([&] { make_tcp_store(options); }),
-              AllOf(HasSubstr("rank 0"), HasSubstr(std::to_string(options.port))));
+  EXPECT_ERROR(make_tcp_store(options), "rank 0", std::to_string(options.port));
   options.host = "no such host";
-  EXPECT_THAT(error_of([&] { make_tcp_store(options); }), HasSubstr("'no such host'"));
+  EXPECT_ERROR(make_tcp_store(options), "'no such host'");
 }
 
 TEST(StoreTest, AClientMayStartBeforeTheServer) {
@@ -151,8 +145,8 @@ TEST(StoreTest, AServerThatHasGoneIsAnErrorAtOnce) {
   pair.server.reset();
   const auto before = std::chrono::steady_clock::now();
   for (int i = 0; i < 2; ++i) {  // on the connection that broke, and without one
-    EXPECT_THAT(error_of([&] { pair.client->set("key", ""); }),
-                HasSubstr("cannot set 'key' in the store of rank 0 at 127.0.0.1"));
+    EXPECT_ERROR(pair.client->set("key", ""),
+                 "cannot set 'key' in the store of rank 0 at 127.0.0.1");
   }
   EXPECT_LT(std::chrono::steady_clock::now() - before, 20s);  // not the timeout
 }
@@ -166,9 +160,8 @@ TEST(StoreTest, AServerThatGoesBeforeItAnswersIsAnErrorAtOnceIfItCannotCome) {
   FileDescriptor connection = connect_to("127.0.0.1", options.port, soon());
   listener.socket.close();
   const auto before = std::chrono::steady_clock::now();
-  EXPECT_THAT(error_of([&] { join_tcp_store(options, std::move(connection), Absence::gone); }),
-              AllOf(HasSubstr("cannot join the store of rank 0 at 127.0.0.1"),
-                    HasSubstr("no program listens")));
+  EXPECT_ERROR(join_tcp_store(options, std::move(connection), Absence::gone),
+               "cannot join the store of rank 0 at 127.0.0.1", "no program listens");
   EXPECT_LT(std::chrono::steady_clock::now() - before, 20s);  // not the timeout
 }
 

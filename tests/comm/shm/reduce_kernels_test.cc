@@ -33,27 +33,26 @@ TEST_P(ReduceTest, EqualsTheScalarReferenceOnEveryInstructionSet) {
   const auto [dtype, out_dtype, op] = GetParam();
   // The last one is stored past the caches.
   const int64_t large = (int64_t{2} << 20) / static_cast<int64_t>(size_of(out_dtype)) + 1021;
-  for (const int64_t numel :
-       {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{1021}, large}) {
-    for (const size_t ranks : {1, 2, 3, 4, 7, 8, 9, 13}) {
-      if (numel == large && ranks != 3) continue;
-      for (const Output output : {Output::overwrite, Output::accumulate}) {
-        if (numel == large && output == Output::accumulate) continue;
-        std::vector<Bytes> inputs;
-        std::vector<const std::byte*> sources;
-        for (size_t rank = 0; rank < ranks; ++rank) {
-          inputs.push_back(random_values(dtype, numel, static_cast<unsigned>(rank)));
-        }
-        for (const Bytes& input : inputs) sources.push_back(input.data());
-        const Bytes before = random_values(out_dtype, numel, 99);
-        Bytes expected = before;
-        reference_reduce(inputs, dtype, op, output, out_dtype, expected);
-        on_every_target([&](const std::string& target) {
-          Bytes out = before;
-          reduce({sources, dtype, op, output}, view(out, out_dtype));
-          expect_same(expected, view(out, out_dtype), fmt::format("{} ranks, {}", ranks, target));
-        });
+  for (const auto& [numel, ranks] :
+       each(std::array{int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{1021}, large},
+            std::array<size_t, 8>{1, 2, 3, 4, 7, 8, 9, 13})) {
+    if (numel == large && ranks != 3) continue;
+    for (const Output output : {Output::overwrite, Output::accumulate}) {
+      if (numel == large && output == Output::accumulate) continue;
+      std::vector<Bytes> inputs;
+      std::vector<const std::byte*> sources;
+      for (size_t rank = 0; rank < ranks; ++rank) {
+        inputs.push_back(random_values(dtype, numel, static_cast<unsigned>(rank)));
       }
+      for (const Bytes& input : inputs) sources.push_back(input.data());
+      const Bytes before = random_values(out_dtype, numel, 99);
+      Bytes expected = before;
+      reference_reduce(inputs, dtype, op, output, out_dtype, expected);
+      on_every_target([&](const std::string& target) {
+        Bytes out = before;
+        reduce({sources, dtype, op, output}, view(out, out_dtype));
+        expect_same(expected, view(out, out_dtype), fmt::format("{} ranks, {}", ranks, target));
+      });
     }
   }
 }
@@ -113,15 +112,14 @@ TEST(ReduceKernelsTest, MaxAndMinReportNaN) {
 
 TEST(ReduceKernelsTest, CopiesEverySizeAndAlignment) {
   on_every_target([](const std::string& target) {
-    for (const size_t nbytes : {0, 1, 1000, (2 << 20) + 77}) {
-      for (const size_t shift : {0, 1, 31}) {
-        const Bytes from = random_values(DType::uint8, static_cast<int64_t>(nbytes + 64), 5);
-        Bytes to(nbytes + 64);
-        copy_bytes(to.data() + shift, from.data() + 3, nbytes);
-        Bytes expected(to.size());
-        std::copy_n(from.begin() + 3, nbytes, expected.begin() + static_cast<ptrdiff_t>(shift));
-        expect_same(expected, view(to, DType::uint8), target);
-      }
+    for (const auto& [nbytes, shift] :
+         each(std::array<size_t, 4>{0, 1, 1000, (2 << 20) + 77}, std::array<size_t, 3>{0, 1, 31})) {
+      const Bytes from = random_values(DType::uint8, static_cast<int64_t>(nbytes + 64), 5);
+      Bytes to(nbytes + 64);
+      copy_bytes(to.data() + shift, from.data() + 3, nbytes);
+      Bytes expected(to.size());
+      std::copy_n(from.begin() + 3, nbytes, expected.begin() + static_cast<ptrdiff_t>(shift));
+      expect_same(expected, view(to, DType::uint8), target);
     }
   });
 }

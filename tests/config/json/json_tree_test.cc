@@ -1,6 +1,5 @@
 #include "config/json/json_tree.h"
 
-#include "tests/common.h"
 #include "tests/config/support.h"
 #include "tests/fuzz/config_seeds.h"
 
@@ -46,8 +45,7 @@ std::string hjson_to_json(std::string_view text) {
   return root && problems.empty() ? to_text(*root) : "refused";
 }
 
-// The right sides are what the Python package hjson 3.1.0, with which DeepSpeed reads, makes of the
-// left ones.
+// The right sides are what DeepSpeed's reader, the Python package hjson 3.1.0, makes of the left.
 TEST(ReadHjson, GivesWhatTheHjsonPackageGives) {
   const std::vector<std::pair<std::string_view, std::string_view>> texts = {
       {"a: 1", R"({"a":1})"},
@@ -61,9 +59,7 @@ TEST(ReadHjson, GivesWhatTheHjsonPackageGives) {
       {"{device: cpu}\n}", R"({"device":"cpu}"})"},
       {"a: True", R"({"a":"True"})"},
   };
-  for (const auto& [text, expected] : texts) {
-    EXPECT_EQ(hjson_to_json(text), expected) << text;
-  }
+  for (const auto& [text, expected] : texts) EXPECT_EQ(hjson_to_json(text), expected) << text;
 }
 
 TEST(ReadHjson, RefusesWhatHasNoMeaningAndKeepsPlaces) {

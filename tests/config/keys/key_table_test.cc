@@ -1,9 +1,7 @@
 #include "config/keys/key_table.h"
 
 #include "config/checks/check.h"
-#include "tests/common.h"
 #include "tests/config/support.h"
-#include "tests/paths.h"
 
 namespace zerorun {
 namespace {
@@ -75,9 +73,8 @@ TEST(EveryKey, RejectsAWrongTypeWithItsPlace) {
     const std::string message = problems_of(nested(spec->pointer, wrong));
     const auto depth = std::count(spec->pointer.begin(), spec->pointer.end(), '/');
     const auto column = 2 * depth + static_cast<long>(spec->name().size()) + 5;
-    EXPECT_THAT(message,
-                HasSubstr(fmt::format("{} ({}:{}): got ", spec->pointer, depth + 1, column)));
-    EXPECT_THAT(message, HasSubstr("expected " + expected_value(*spec)));
+    EXPECT_THAT(message, HasAll(fmt::format("{} ({}:{}): got ", spec->pointer, depth + 1, column),
+                                "expected " + expected_value(*spec)));
   }
 }
 
@@ -87,8 +84,8 @@ TEST(EveryKey, IsSuggestedForAMisspeltName) {
     const size_t middle = misspelt.size() - spec->name().size() / 2 - 1;
     misspelt.insert(middle, 1, misspelt[middle]);
     const std::string message = problems_of(nested(misspelt, "null"));
-    EXPECT_THAT(message, HasSubstr(misspelt + " ("));
-    EXPECT_THAT(message, HasSubstr(fmt::format("unknown key; did you mean \"{}\"", spec->name())));
+    EXPECT_THAT(message, HasAll(misspelt + " (",
+                                fmt::format("unknown key; did you mean \"{}\"", spec->name())));
   }
 }
 

@@ -1,6 +1,5 @@
 // The CUDA device when CUDA or cuBLAS refuse: a typed error that says where, and nothing leaks.
 
-#include "device/cpu/cpu_stream.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/gate.h"
 #include "zerorun/exact_sum.h"
@@ -35,7 +34,7 @@ void use_device() {
   device.update(device.inline_stream(), {.master = matrix, .grad = other, .param = matrix},
                 {&segment, 1});
   const auto host_stream = make_worker_stream("host");
-  host_stream->submit([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  host_stream->submit([] { std::this_thread::sleep_for(2ms); });
   device.inline_stream().wait(host_stream->record());
   device.download(device.inline_stream(), matrix, host.data());
   device.inline_stream().synchronize();
@@ -57,11 +56,9 @@ TEST_F(CudaFailureTest, AnErrorNamesTheDeviceTheCallAndTheReason) {
   CudaDevice device(0, 0);
   fake_.fail("cudaMemsetAsync", 0, cudaErrorLaunchFailure);
   const Buffer buffer = device.allocate(64, MemoryCategory::other);
-  EXPECT_THAT(error_of<DeviceError>([&] {
-                device.fill(device.inline_stream(), view_of(buffer, DType::fp32, 4), 0.0F);
-              }),
-              AllOf(HasSubstr("cuda:0"), HasSubstr("cudaMemsetAsync"),
-                    HasSubstr("cudaErrorLaunchFailure")));
+  EXPECT_ERROR_OF(DeviceError,
+                  device.fill(device.inline_stream(), view_of(buffer, DType::fp32, 4), 0.0F),
+                  "cuda:0", "cudaMemsetAsync", "cudaErrorLaunchFailure");
 }
 
 // Whoever waits learns of it, and of what comes after there is nothing that seems to work.
@@ -78,9 +75,8 @@ TEST_F(CudaFailureTest, WorkThatFailsOnTheGpuIsTheErrorOfEachWaitForIt) {
     Event done = stream.record();
     gate.open();
     for (int time = 0; time < 2; ++time) {
-      EXPECT_THAT(
-          error_of<DeviceError>([&] { by_event ? done.synchronize() : stream.synchronize(); }),
-          AllOf(HasSubstr("work on the GPU"), HasSubstr("cudaErrorIllegalAddress")));
+      EXPECT_ERROR_OF(DeviceError, by_event ? done.synchronize() : stream.synchronize(),
+                      "work on the GPU", "cudaErrorIllegalAddress");
     }
     EXPECT_THROW(device.allocate(64, MemoryCategory::other), DeviceError);
   }

@@ -6,17 +6,14 @@
 #include "device/cuda/libraries/library_files.h"
 #include "device/cuda_backend.h"
 #include "device/plugin.h"
-#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
-#include "zerorun/error.h"
 
 extern "C" const zerorun::CudaBackend* zerorun_cuda_backend();
 
 namespace zerorun::testing {
 namespace {
 
-class DeviceReportTest : public FakeCudaTest {
- protected:
+struct DeviceReportTest : FakeCudaTest {
   // The report without driver and devices, which have a line each.
   std::vector<std::string> links() const {
     const std::vector<std::string> report = cuda_report();
@@ -107,8 +104,7 @@ TEST_F(DeviceReportTest, WithoutNvmlLinksAndTheDriversVersionAreUnknownAndItSays
 // The GPU that a rank gets from the CUDA backend.
 
 // A rank on a host with three GPUs.
-class ChosenDeviceTest : public testing::FakeCudaTest {
- protected:
+struct ChosenDeviceTest : testing::FakeCudaTest {
   void SetUp() override {
     FakeCudaTest::SetUp();
     fake_.set_devices(3);
@@ -176,8 +172,7 @@ TEST_F(ChosenDeviceTest, IsTheOneThatIsAskedForWhateverTheRank) {
 // libzerorun_cuda.so itself, with the real CUDA runtime inside: it opens on any machine, and
 // without a GPU it says what is missing, in zerorun's own exceptions.
 #ifdef ZERORUN_CUDA_LIBRARY
-class BackendLibraryTest : public ::testing::Test {
- protected:
+struct BackendLibraryTest : ::testing::Test {
   void SetUp() override {
     if (backend_.device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
   }

@@ -17,7 +17,7 @@ class FailingCalls {
       : name_(std::move(name)), ranks_(ranks), body_(std::move(body)) {}
 
   // No call of a rank may wait for peers longer: a run that needs this hangs.
-  static constexpr std::chrono::milliseconds kDeadline = std::chrono::seconds(60);
+  static constexpr std::chrono::milliseconds kDeadline = 60s;
 
   enum class Which { first, middle, last };
 
@@ -43,7 +43,7 @@ class FailingCalls {
   };
 
   std::vector<Result> run() {
-    constexpr std::chrono::seconds kSoon{20};
+    constexpr auto kSoon = 20s;
     std::vector<Result> results(static_cast<size_t>(ranks_));
     const auto store = make_memory_store();
     const auto begin = std::chrono::steady_clock::now();

@@ -15,8 +15,7 @@ inline void expect_clean() {
 
 // A test on the fake CUDA libraries, whose streams start work up to `delay` late. It fails when a
 // call was one that the real libraries punish, and when something was not given back.
-class FakeCudaTest : public ::testing::Test {
- protected:
+struct FakeCudaTest : ::testing::Test {
   explicit FakeCudaTest(std::chrono::microseconds delay = {}) : delay_(delay) {}
 
   void SetUp() override {
@@ -31,8 +30,7 @@ class FakeCudaTest : public ::testing::Test {
 
 // The same with a delay.
 template <int kMicroseconds>
-class LateCudaTest : public FakeCudaTest {
- protected:
+struct LateCudaTest : FakeCudaTest {
   LateCudaTest() : FakeCudaTest(std::chrono::microseconds(kMicroseconds)) {}
 };
 

@@ -1,5 +1,4 @@
-// The device conformance suite (tests/device/*_conformance_test.cc) on the CUDA device, with fake
-// CUDA libraries below it.
+// The device conformance suite (tests/device/*_conformance_test.cc) on CUDA over fake libraries.
 
 #include "tests/device/conformance.h"
 #include "tests/device/cuda/fake_cuda_test.h"

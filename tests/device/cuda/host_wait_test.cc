@@ -1,10 +1,8 @@
 // CUDA streams that wait for events of the host.
-#include <cuda.h>
 
 #include "device/cpu/cpu_stream.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {
@@ -241,8 +239,7 @@ TEST_F(HostWaitTest, ADeviceIsUsedWithoutTouchingTheDefaultOneOrThatOfTheThread)
 }
 
 // Streams that a framework lends to the CUDA device.
-class LentStreamTest : public LateCudaTest<500> {
- protected:
+struct LentStreamTest : LateCudaTest<500> {
   void SetUp() override {
     FakeCudaTest::SetUp();
     ASSERT_EQ(cudaStreamCreateWithFlags(lent_.data(), cudaStreamNonBlocking), cudaSuccess);

@@ -1,17 +1,11 @@
-// Freed memory that a device keeps for reuse: counted, within the limit, and no more than steps
-// use.
-#include "comm/nccl/communicator.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/error_of.h"
+// Freed memory that a device keeps: counted, within the limit, and no more than steps use.
 #include "tests/zero/cuda/transports.h"
 #include "zero/memory_plan.h"
-#include "zerorun/engine.h"
 
 namespace zerorun::testing {
 namespace {
 
-class KeptMemoryTest : public FakeCudaTest {
- protected:
+struct KeptMemoryTest : FakeCudaTest {
   // Asks for all of them at once.
   static void use(CudaDevice& device, const std::vector<size_t>& sizes) {
     std::vector<Buffer> buffers;
@@ -48,8 +42,8 @@ TEST_F(KeptMemoryTest, GoesAsFarAsTheLimitNeedsTheLongestKeptFirst) {
   EXPECT_EQ(held(), 900U);
   EXPECT_TRUE(device.allocate(400, MemoryCategory::other));  // the same block
   EXPECT_EQ(count("cudaMallocFromPoolAsync"), 3);
-  EXPECT_THAT([&] { device.allocate(600, MemoryCategory::other); },
-              ThrowsMessage<DeviceError>(HasSubstr("free of the limit of 1000 B")));
+  EXPECT_ERROR_OF(DeviceError, device.allocate(600, MemoryCategory::other),
+                  "free of the limit of 1000 B");
 }
 
 std::shared_ptr<Communicator> join_alone(const std::shared_ptr<CudaDevice>& device) {
@@ -110,7 +104,7 @@ TEST_F(KeptMemoryTest, StepsThatAskForTheSameCallCudaForNothing) {
 }
 
 TEST_F(KeptMemoryTest, GoesAfterTheWorkOnIt) {
-  fake_.set_delay(std::chrono::microseconds(5000));
+  fake_.set_delay(5000us);
   CudaDevice device(0, 0);
   for (int round = 0; round < 5; ++round) {
     constexpr int64_t kNumel = 1 << 12;
@@ -186,35 +180,30 @@ TEST_F(KeptMemoryTest, LeavesWhatThePlanNeedsWithinTheLimit) {
 
 // The buffer that NCCL sums in is a part of the plan, and all of it that the GPU needs.
 TEST_F(KeptMemoryTest, LeavesWhatAccumulationNeedsWithinTheLimit) {
-  for (const DType comm_dtype : {DType::bf16, DType::fp32}) {
-    for (const int64_t accumulation : {1, 2}) {
-      for (int stage = 0; stage <= 3; ++stage) {
-        SCOPED_TRACE(
-            fmt::format("{} accumulation {} stage {}", name_of(comm_dtype), accumulation, stage));
-        Config config = toy_config(stage);
-        config.zero.param_persistence_threshold = 0;
-        config.zero.reduce_bucket_size = 100'000;
-        config.precision.communication_dtype = comm_dtype;
-        config.batch.accumulation_steps = accumulation;
-        const std::vector<ParameterSpec> specs = three_modules();
-        const MemoryPlan plan = plan_memory(config, specs, {2, 2});
-        const int64_t limit = plan.device() + kOther;
-        fake_.reset();
-        fake_.set_memory(2 * static_cast<size_t>(limit));
-        const Held held = most_held(config, specs, limit);
-        EXPECT_LE(held.device, limit);
-        const auto planned = static_cast<double>(plan.buckets + plan.gathered);
-        EXPECT_NEAR(static_cast<double>(held.buckets), planned, 0.03 * planned);
-      }
-    }
+  for (const auto& [comm_dtype, accumulation, stage] :
+       each(std::array{DType::bf16, DType::fp32}, std::array{1, 2}, kStages)) {
+    SCOPED_TRACE(
+        fmt::format("{} accumulation {} stage {}", name_of(comm_dtype), accumulation, stage));
+    Config config = toy_config(stage, DType::bf16, accumulation);
+    config.zero.param_persistence_threshold = 0;
+    config.zero.reduce_bucket_size = 100'000;
+    config.precision.communication_dtype = comm_dtype;
+    const std::vector<ParameterSpec> specs = three_modules();
+    const MemoryPlan plan = plan_memory(config, specs, {2, 2});
+    const int64_t limit = plan.device() + kOther;
+    fake_.reset();
+    fake_.set_memory(2 * static_cast<size_t>(limit));
+    const Held held = most_held(config, specs, limit);
+    EXPECT_LE(held.device, limit);
+    const auto planned = static_cast<double>(plan.buckets + plan.gathered);
+    EXPECT_NEAR(static_cast<double>(held.buckets), planned, 0.03 * planned);
   }
 }
 
 // When a GPU's memory is used up: what is kept for later goes first, then the allocation fails.
 constexpr size_t kMiB = size_t{1} << 20;
 
-class OutOfMemoryTest : public FakeCudaTest {
- protected:
+struct OutOfMemoryTest : FakeCudaTest {
   // The error of asking for `nbytes` of `category`.
   static std::string error_of(CudaDevice& device, size_t nbytes,
                               MemoryCategory category = MemoryCategory::other) {
@@ -234,62 +223,53 @@ TEST_F(OutOfMemoryTest, AdviceLeavesOutWhatIsInForceAndCountsWhatIsAskedFor) {
   config.offload.optimizer.device = OffloadDevice::cpu;
   const auto engine = Engine::create(config, device, *comm, {{"w", {1024, 1024}, "m"}}, {{}});
   const Buffer parameters = device.allocate(20 * kMiB, MemoryCategory::parameters);
-  EXPECT_THAT(error_of(device, 100 * kMiB, MemoryCategory::activations),
-              AllOf(HasSubstr("100.0 MiB for activations"), HasSubstr("kept for reuse"),
-                    EndsWith("Any of these can make room: a smaller train_micro_batch_size_per_gpu "
-                             "or recomputation (acts on 100.0 MiB of activations)")));
+  EXPECT_THAT(
+      error_of(device, 100 * kMiB, MemoryCategory::activations),
+      HasAll("100.0 MiB for activations", "kept for reuse",
+             EndsWith("Any of these can make room: a smaller train_micro_batch_size_per_gpu "
+                      "or recomputation (acts on 100.0 MiB of activations)")));
 }
 
 TEST_F(OutOfMemoryTest, AdviceNamesTheNextSettingOfEachAndSaysTogetherOnlyWhereThatIsEnough) {
-  struct Case {
+  struct Need {
     MemorySettings settings;
     std::array<size_t, 3> held;  // MiB of states, gradients and parameters
     size_t asked;                // MiB
-    std::string advice;
   };
   const std::string none =
       "No setting makes enough room: use more ranks, a smaller model or a GPU with more memory";
   const std::string states = "zero_optimization.stage 1 on more ranks, or with offload_optimizer ";
-  for (const Case& c : std::vector<Case>{
+  for (const auto& [need, advice] : std::vector<std::pair<Need, std::string>>{
            // 1 MiB of gradients would not make up for 2 MiB.
-           {{},
-            {5, 1, 0},
-            4,
+           {{{}, {5, 1, 0}, 4},
             "Any of these can make room: " + states + "(acts on 5.0 MiB of optimizer)"},
-           {{.stage = 0},
-            {2, 1, 2},
-            4,
+           {{{.stage = 0}, {2, 1, 2}, 4},
             "Any of these can make room: " + states +
                 "(acts on 2.0 MiB of optimizer); zero_optimization.stage 2 (acts on 1.0 MiB of "
                 "gradients); zero_optimization.stage 3 (acts on 2.0 MiB of parameters)"},
-           {{.stage = 2},
-            {2, 1, 2},
-            4,
+           {{{.stage = 2}, {2, 1, 2}, 4},
             "Any of these can make room: offload_optimizer (acts on 3.0 MiB of optimizer and "
             "gradients); zero_optimization.stage 3 (acts on 2.0 MiB of parameters)"},
-           {{.stage = 3, .offload_optimizer = true},
-            {2, 1, 2},
-            4,
+           {{{.stage = 3, .offload_optimizer = true}, {2, 1, 2}, 4},
             "Any of these can make room: offload_param (acts on 2.0 MiB of parameters)"},
-           {{},
-            {3, 0, 2},
-            8,
+           {{{}, {3, 0, 2}, 8},
             "No setting frees enough by itself; together: " + states +
                 "(acts on 3.0 MiB of optimizer); zero_optimization.stage 3 (acts on 2.0 MiB of "
                 "parameters)"},
-           {{}, {3, 0, 2}, 9, none},
-           {{.stage = 3, .offload_optimizer = true, .offload_param = true}, {3, 0, 2}, 8, none}}) {
+           {{{}, {3, 0, 2}, 9}, none},
+           {{{.stage = 3, .offload_optimizer = true, .offload_param = true}, {3, 0, 2}, 8},
+            none}}) {
     fake_.reset();
     fake_.set_memory(8 * kMiB);
     CudaDevice device(0, 0);
-    device.use_memory_adviser(memory_adviser(c.settings));
+    device.use_memory_adviser(memory_adviser(need.settings));
     std::list<Buffer> held;
-    for (const auto& [nbytes, category] : {std::pair(c.held[0], MemoryCategory::optimizer),
-                                           std::pair(c.held[1], MemoryCategory::gradients),
-                                           std::pair(c.held[2], MemoryCategory::parameters)}) {
+    for (const auto& [nbytes, category] : {std::pair(need.held[0], MemoryCategory::optimizer),
+                                           std::pair(need.held[1], MemoryCategory::gradients),
+                                           std::pair(need.held[2], MemoryCategory::parameters)}) {
       if (nbytes > 0) held.push_back(device.allocate(nbytes * kMiB, category));
     }
-    EXPECT_THAT(error_of(device, c.asked * kMiB), EndsWith(c.advice));
+    EXPECT_THAT(error_of(device, need.asked * kMiB), EndsWith(advice));
   }
 }
 
@@ -323,7 +303,7 @@ TEST_F(OutOfMemoryTest, WhatIsKeptIsGivenBackBeforeAnAllocationFails) {
 TEST_F(OutOfMemoryTest, WhatIsKeptIsGivenBackAfterTheWorkOnIt) {
   constexpr size_t kBlock = size_t{1} << 20;
   fake_.set_memory(kBlock);
-  fake_.set_delay(std::chrono::microseconds(5000));
+  fake_.set_delay(5000us);
   CudaDevice device(0, 0);
   for (int round = 0; round < 10; ++round) {
     {
@@ -347,9 +327,8 @@ TEST_F(OutOfMemoryTest, MemoryToCommunicateIsWithinTheLimit) {
   const auto device = std::make_shared<CudaDevice>(0, 1000);
   const auto communicator = make_nccl_communicator({.device = device});
   EXPECT_TRUE(communicator->allocate(900, Sharing::per_rank));
-  EXPECT_THAT(
-      testing::error_of<DeviceError>([&] { communicator->allocate(1001, Sharing::per_rank); }),
-      AllOf(HasSubstr("communication"), HasSubstr("of the limit of 1000 B")));
+  EXPECT_ERROR_OF(DeviceError, communicator->allocate(1001, Sharing::per_rank), "communication",
+                  "of the limit of 1000 B");
 }
 
 }  // namespace

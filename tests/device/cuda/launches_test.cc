@@ -97,8 +97,7 @@ TEST_F(LaunchesTest, OneKernelTakesDozensOfSegments) {
 }
 
 // Two ranks; each bucket has many parameters, and is one chunk.
-class StepLaunchesTest : public FakeCudaTest, public ::testing::WithParamInterface<Rule> {
- protected:
+struct StepLaunchesTest : FakeCudaTest, ::testing::WithParamInterface<Rule> {
   static constexpr int kRanks = 2;
 
   void SetUp() override {

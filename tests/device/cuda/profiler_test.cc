@@ -70,8 +70,7 @@ int attach(NvtxGetExportTableFunc_t tables) {
 // Before the first test. What NVTX has for a profiler that is linked into its program.
 const bool kAttached = (InitializeInjectionNvtx2_fnptr = &attach) != nullptr;
 
-class ProfilerTest : public FakeCudaTest {
- protected:
+struct ProfilerTest : FakeCudaTest {
   void SetUp() override {
     FakeCudaTest::SetUp();
     ASSERT_TRUE(kAttached);
@@ -85,7 +84,7 @@ class ProfilerTest : public FakeCudaTest {
     constexpr int kRanks = 2;
     std::barrier ready(kRanks, [&before]() noexcept { before(); });
     fake_.set_devices(kRanks);
-    ToyJob job{.limit = std::chrono::seconds(10), .connect = on(Where::nccl)};
+    ToyJob job{.limit = 10s, .connect = on(Where::nccl)};
     job.config.zero.stage = stage;
     job.config.zero.reduce_bucket_size = 300;
     job.config.zero.overlap_comm = true;

@@ -1,35 +1,25 @@
 // What the launchers of a job's hosts say to each other, where the test is one side.
 #include <sys/resource.h>
-#include <sys/socket.h>
 
-#include "comm/rendezvous/frame_server.h"
-#include "core/build_id.h"
-#include "launcher/control/control_connection.h"
 #include "launcher/control/coordinator.h"
 #include "launcher/ranks/supervisor.h"
-#include "os/socket.h"
-#include "tests/common.h"
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
-#include "tests/scratch.h"
-#include "zerorun/error.h"
 
-namespace zerorun::launchers_test {
+namespace zerorun::testing::launchers_test {
 namespace {
 
-using testing::Peer;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kDeadline{60};  // only a hang reaches it
+constexpr auto kDeadline = 60s;  // only a hang reaches it
 
 // How the ranks of a host end whose launcher gets `message` together with the order to begin.
 ControlMessage end_when_told(const ControlMessage& message) {
   Listener listener = reserve_port("127.0.0.1", 0);
   listen_on(listener);
-  LauncherProcess job(
-      testing::by_hand_command(1, 2, 1, listener.port, {"sh", "-c", "exec sleep 1000"}),
-      {{"ZERORUN_JOB_SECRET", "s"}});
-  Peer launcher = testing::accept_ready(listener);
+  LauncherProcess job(by_hand_command(1, 2, 1, listener.port, {"sh", "-c", "exec sleep 1000"}),
+                      {{"ZERORUN_JOB_SECRET", "s"}});
+  Peer launcher = accept_ready(listener);
   Cluster cluster;
   cluster.start = RemoteStart::by_hand;
   cluster.hosts = {{.host = "a", .slots = {0}}, {.host = "b", .slots = {0}}};
@@ -42,8 +32,7 @@ ControlMessage end_when_told(const ControlMessage& message) {
 }
 
 // One that has at most one client that is not yet let in, and lets in all that say anything.
-class FrameServerTest : public ::testing::Test {
- protected:
+struct FrameServerTest : ::testing::Test {
   FileDescriptor connect() const {
     return connect_to("127.0.0.1", port_, Clock::now() + kDeadline);
   }
@@ -75,7 +64,7 @@ TEST_F(FrameServerTest, WaitsForAFreeDescriptor) {
   setrlimit(RLIMIT_NOFILE, &none);
   const Clock::time_point begin = Clock::now();
   for (int turn = 0; turn < 10; ++turn) EXPECT_EQ(service(), 0U);
-  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(100));
+  EXPECT_GE(Clock::now() - begin, 100ms);
   setrlimit(RLIMIT_NOFILE, &before);
   while (service() == 0) ASSERT_LT(Clock::now() - begin, kDeadline);
 }
@@ -104,8 +93,7 @@ TEST(NodeLauncher, ASignalOrAnEndThatComesWithTheOrderToBeginReachesTheRanks) {
 }
 
 // A job on two other hosts, whose launchers are the test: its `ssh` prints their token.
-class CoordinatorTest : public ::testing::Test {
- protected:
+struct CoordinatorTest : ::testing::Test {
   CoordinatorTest() {
     scratch_.write("ssh",
                    "#!/bin/sh\n"
@@ -117,7 +105,7 @@ class CoordinatorTest : public ::testing::Test {
     const std::string hosts =
         scratch_.write("hosts", "198.51.100.1 slots=1\n198.51.100.2 slots=1\n");
     job_.emplace(zerorun_command({"--accelerator", "cpu", "--hostfile", hosts, "true"}),
-                 testing::path_from(scratch_));
+                 path_from(scratch_));
     const std::string line = job_->read_error_line();  // "HOST PORT ..."
     port_ = static_cast<uint16_t>(std::stoi(line.substr(line.find(' ') + 1)));
   }
@@ -125,7 +113,7 @@ class CoordinatorTest : public ::testing::Test {
   // The launcher of one host, ready to begin.
   Peer join(int node) const {
     Peer peer(connect_to("127.0.0.1", port_, Clock::now() + kDeadline));
-    peer.send(testing::join_message("t", "host").add("command", node).add("node_rank", -1));
+    peer.send(join_message("t", "host").add("command", node).add("node_rank", -1));
     peer.await("job");
     peer.send(ControlMessage("ready").add("slots", "0"));
     return peer;
@@ -141,7 +129,7 @@ TEST_F(CoordinatorTest, WhoClaimsToBeStartedByHandNeitherJoinsNorEndsTheJob) {
   std::vector<Peer> strangers;
   for (const std::string& build : {std::string("another"), std::string(build_id().data())}) {
     strangers.emplace_back(connect_to("127.0.0.1", port_, Clock::now() + kDeadline));
-    strangers.back().send(testing::join_message("", "stranger", build)
+    strangers.back().send(join_message("", "stranger", build)
                               .add("program", "true")
                               .add("command", -1)
                               .add("node_rank", 0));
@@ -168,8 +156,8 @@ TEST_F(CoordinatorTest, AfterCtrlCNoFurtherHostBegins) {
   EXPECT_TRUE(second.next()->is("signal"));
   EXPECT_TRUE(second.next()->is("finish"));
   first.await("finish");
-  EXPECT_THAT(job_->end(), ended(128 + SIGINT, AllOf(HasSubstr("ending the ranks of 2 hosts"),
-                                                     Not(HasSubstr("error")))));
+  EXPECT_THAT(job_->end(),
+              ended(128 + SIGINT, HasAll("ending the ranks of 2 hosts", Not(HasSubstr("error")))));
 }
 
 // A message that its state does not allow loses the host, and with it the job.
@@ -208,10 +196,10 @@ TEST(NodeTable, AHostThatIsGoneIsNoSecondLauncher) {
     ControlMessage join("join");
     join.add("host", "b").add("program", "true").add("node_rank", 1);
     EXPECT_THAT(why_no_place(join, nodes),
-                AllOf(HasSubstr("no place for another launcher on b: it goes on without node 1"),
-                      HasSubstr("a (node 0), b (node 1)"), Not(HasSubstr("two launchers"))));
+                HasAll("no place for another launcher on b: it goes on without node 1",
+                       "a (node 0), b (node 1)", Not(HasSubstr("two launchers"))));
   }
 }
 
 }  // namespace
-}  // namespace zerorun::launchers_test
+}  // namespace zerorun::testing::launchers_test

@@ -3,10 +3,8 @@
 #include "launcher/options.h"
 #include "launcher/ranks/report.h"
 #include "tests/common.h"
-#include "tests/scratch.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 void drain(OutputQueue& queue) {
@@ -30,8 +28,7 @@ struct Source : RankStream {
 };
 
 // A queue that writes to a file.
-class Output : public ::testing::Test {
- protected:
+struct Output : ::testing::Test {
   Output()
       : file_(open((scratch_.path() / "out").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600)),
         queue_(file_.get()) {}
@@ -242,7 +239,7 @@ TEST(LikelyCause, OfASignalIsTheOomKillerKill9OrSharedMemory) {
   RankFailure failure = failure_with(killed(SIGKILL));
   EXPECT_THAT(likely_cause(failure), HasSubstr("kill -9"));
   failure.oom_kill = true;
-  EXPECT_THAT(likely_cause(failure), AllOf(HasSubstr("OOM killer"), Not(HasSubstr("kill -9"))));
+  EXPECT_THAT(likely_cause(failure), HasAll("OOM killer", Not(HasSubstr("kill -9"))));
   failure = failure_with(killed(SIGBUS));
   failure.shm_available = 3 << 20;
   EXPECT_THAT(likely_cause(failure), HasSubstr("/dev/shm has 3 MiB left"));
@@ -266,4 +263,4 @@ TEST(LikelyCause, OfAMissingPackageIsThePython) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,7 +1,4 @@
 // Functions of the fake CUDA runtime that Python's tests call by ctypes.
-#include <chrono>
-#include <memory>
-#include <string>
 
 #include "testing/fake_cuda/runtime_call.h"
 

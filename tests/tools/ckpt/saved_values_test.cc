@@ -1,9 +1,7 @@
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
 #include "tools/ckpt/ckpt_report.h"
 
-namespace zerorun::saved_values_test {
+namespace zerorun::testing::saved_values_test {
 namespace {
 
 // Frozen integers, saved as a tag.
@@ -34,4 +32,4 @@ TEST(SavedValues, LargeIntegersDifferIfTheirDifferenceIsOne) {
 }
 
 }  // namespace
-}  // namespace zerorun::saved_values_test
+}  // namespace zerorun::testing::saved_values_test

@@ -4,9 +4,6 @@
 
 #include "os/socket.h"
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
@@ -104,7 +101,7 @@ TEST(Doctor, NamesThatThisHostDoesNotKnowAreAProblem) {
          "127.0.1.1 is 127.0.1.1, this host's own loopback", "/etc/hosts");
   expect(names("192.0.2.7\n192.0.519\n"), State::problem,
          "192.0.2.7 and 192.0.519 are both 192.0.2.7", "/etc/hosts");
-  EXPECT_THAT(error_of([] { check_names("/no/such/hosts", "here"); }), HasSubstr("does not exist"));
+  EXPECT_ERROR(check_names("/no/such/hosts", "here"), "does not exist");
 }
 
 TEST(Doctor, AFolderThatCannotBeWrittenIsAProblem) {
@@ -139,9 +136,8 @@ TEST(Doctor, TextAndJsonSayTheSame) {
       {.name = "port", .found = "1 is free"},
       {.name = "disk", .state = State::problem, .found = "full", .change = "another disk"}};
   EXPECT_THAT(doctor_text(checks),
-              AllOf(HasSubstr("good     port              1 is free\n"),
-                    HasSubstr("PROBLEM  disk              full\n"), HasSubstr("-> another disk\n"),
-                    HasSubstr("2 checks: 1 problems, 0 with advice")));
+              HasAll("good     port              1 is free\n", "PROBLEM  disk              full\n",
+                     "-> another disk\n", "2 checks: 1 problems, 0 with advice"));
   const auto json = nlohmann::json::parse(doctor_json(checks));
   ASSERT_EQ(json.size(), 2U);
   EXPECT_EQ(json[0]["state"], "good");

@@ -1,13 +1,9 @@
 #include <nlohmann/json.hpp>
 
-#include "tests/common.h"
 #include "tests/harness.h"
-#include "tests/paths.h"
-#include "tests/scratch.h"
 #include "tools/plan/plan.h"
 #include "tools/plan/simulation.h"
 #include "zerorun/checkpoint.h"
-#include "zerorun/engine.h"
 
 namespace zerorun {
 namespace {
@@ -227,8 +223,7 @@ TEST(WorkloadTest, CountsTheMemoryOfAttentionsBackward) {
   EXPECT_EQ(activations(bf16, true, true), activations(bf16, false, true));
 }
 
-// 48 MB of masters and states where nothing is left out: offloaded ones are more than what is kept
-// for them.
+// 48 MB of masters and states where nothing is left out: offloaded ones exceed what is kept.
 std::vector<ParameterSpec> specs_of_plan() {
   std::vector<ParameterSpec> specs;
   for (int i = 0; i < 6; ++i) {

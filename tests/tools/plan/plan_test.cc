@@ -1,9 +1,6 @@
 #include "tools/plan/plan.h"
 
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "tests/scratch.h"
 #include "tools/commands.h"
 #include "tools/terminal/tool.h"
 #include "train/model/activations.h"
@@ -92,8 +89,8 @@ TEST(PlanModel, RefusesWhatTheFormulaDoesNotCover) {
            {R"({"model_type": "gpt2", "n_embd": 16777216, "n_layer": 4096, "n_head": 1})",
             "parameters; expected at most 1e+15"},
            {"[1]", "expected a JSON object"}}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { plan_model(folder.write("config.json", json)); }),
-                AllOf(HasSubstr("config.json"), HasSubstr(message)));
+    EXPECT_ERROR_OF(ConfigError, plan_model(folder.write("config.json", json)), "config.json",
+                    message);
   }
 }
 
@@ -105,8 +102,8 @@ TEST(PlanModel, TakesANumberOfParameters) {
   for (const char* wrong : {"inf", "nan", "0", "-5", "1e300", "1e16", "0.1", "1001T"}) {
     EXPECT_THROW(plan_model(wrong), ConfigError) << wrong;
   }
-  EXPECT_THAT(error_of<ConfigError>([] { plan_model("gpt3"); }),
-              HasSubstr("--model 'gpt3' (did you mean \"gpt2\"?): expected nano, mini"));
+  EXPECT_ERROR_OF(ConfigError, plan_model("gpt3"),
+                  "--model 'gpt3' (did you mean \"gpt2\"?): expected nano, mini");
 }
 
 TEST(Plan, BytesAreReadWithTheirUnit) {
@@ -135,12 +132,11 @@ TEST(Plan, ReportsTheFilesSettingAndATableOfAll) {
                       .micro_batch = 2,
                       .seq_len = 512};
   const std::string report = plan_report(options);
-  EXPECT_THAT(
-      report,
-      AllOf(HasSubstr("gpt2: 124.4 M parameters; 4 ranks, 4 per host"),
-            HasSubstr("stage 3, optimizer cpu, bf16"), ContainsRegex("moments +-\n"),
-            ContainsRegex("pinned +[0-9.]+ MiB"), ContainsRegex("stage 0 +[0-9.]+ GiB +- +-  no"),
-            HasSubstr("disk/host  fits\n"), HasSubstr("stage 3, optimizer nvme, parameters cpu")));
+  EXPECT_THAT(report, HasAll("gpt2: 124.4 M parameters; 4 ranks, 4 per host",
+                             "stage 3, optimizer cpu, bf16", ContainsRegex("moments +-\n"),
+                             ContainsRegex("pinned +[0-9.]+ MiB"),
+                             ContainsRegex("stage 0 +[0-9.]+ GiB +- +-  no"), "disk/host  fits\n",
+                             "stage 3, optimizer nvme, parameters cpu"));
   options.seq_len = 0;
   EXPECT_THAT(plan_report(options), HasSubstr("disk/host  states fit\n"));
 }
@@ -241,8 +237,7 @@ TEST(Plan, FitWritesWhatItsDecisionRestsOnAndKeepsTheUsersSettings) {
   EXPECT_EQ(config.offload.optimizer.buffer_count, 7);
   EXPECT_EQ(config.batch.train_batch_size, 32);
   EXPECT_EQ(config.batch.micro_batch_size, 1);
-  EXPECT_THAT(config.train_options, AllOf(HasSubstr("\"steps\":5"), HasSubstr("\"seq_len\":128"),
-                                          HasSubstr("\"recompute\":true")));
+  EXPECT_THAT(config.train_options, HasAll("\"steps\":5", "\"seq_len\":128", "\"recompute\":true"));
   // The file alone plans to the same bytes.
   options.config = std::exchange(options.fit, "");
   options.device_memory = options.host_memory = "";
@@ -280,16 +275,15 @@ TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
   bench_nvme(test_paths::build(), uint64_t{16} << 20,
              [&](const std::string& line) { text += line + "\n"; });
   EXPECT_THAT(text,
-              AllOf(HasSubstr("read GB/s"), HasSubstr("1024 KiB       8"),
-                    HasSubstr("best: \"aio\": {\"block_size\": "),
-                    ContainsRegex("a step of Adam takes about [0-9.]+ s"), Not(HasSubstr("inf"))));
+              HasAll("read GB/s", "1024 KiB       8", "best: \"aio\": {\"block_size\": ",
+                     ContainsRegex("a step of Adam takes about [0-9.]+ s"), Not(HasSubstr("inf"))));
   const auto error_with = [](const std::string& folder, uint64_t nbytes) {
     return error_of<ConfigError>([&] { bench_nvme(folder, nbytes, [](const std::string&) {}); });
   };
   EXPECT_THAT(error_with("/dev/shm", 1 << 20), StartsWith("bench nvme: /dev/shm is a"));
   EXPECT_THAT(error_with(test_paths::build(), uint64_t{1} << 60),
-              AllOf(HasSubstr("for the file to measure with: "),
-                    HasSubstr("measure with less (--gib)"), Not(HasSubstr("offload"))));
+              HasAll("for the file to measure with: ", "measure with less (--gib)",
+                     Not(HasSubstr("offload"))));
 }
 
 }  // namespace

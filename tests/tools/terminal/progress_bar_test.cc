@@ -9,8 +9,7 @@ namespace {
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 // The two ends of a terminal.
-class ProgressBarTest : public ::testing::Test {
- protected:
+struct ProgressBarTest : ::testing::Test {
   ProgressBarTest() : reader_(::posix_openpt(O_RDWR | O_NOCTTY)) {
     ::grantpt(reader_);
     ::unlockpt(reader_);
@@ -36,7 +35,7 @@ class ProgressBarTest : public ::testing::Test {
 
 TEST_F(ProgressBarTest, SaysHowMuchIsDoneAndLeavesNothing) {
   {
-    ProgressBar bar("reading", 200, terminal_.get(), std::chrono::milliseconds(0));
+    ProgressBar bar("reading", 200, terminal_.get(), 0ms);
     bar.add(100);
     EXPECT_THAT(seen(), HasSubstr("reading [###############               ]  50 % of 200 B"));
   }
@@ -47,7 +46,7 @@ TEST_F(ProgressBarTest, ShortWorkAndFilesHaveNone) {
   ProgressBar("reading", 200, terminal_.get()).add(100);
   EXPECT_EQ(seen(), "");
   const File file(std::tmpfile(), &std::fclose);
-  ProgressBar("reading", 200, file.get(), std::chrono::milliseconds(0)).add(100);
+  ProgressBar("reading", 200, file.get(), 0ms).add(100);
   std::fflush(file.get());
   EXPECT_EQ(std::ftell(file.get()), 0);
 }

@@ -3,17 +3,11 @@
 // Train's CUDA kernels beyond the contract of Kernels: waits, workspace, TF32, refusals.
 #include "train/cuda/cuda_kernels.h"
 
-#include "device/cuda/cuda_device.h"
 #include "testing/fake_cublas_lt/cublas_lt.h"
-#include "testing/fake_cuda/fake_cuda.h"
-#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/error_of.h"
 #include "tests/gate.h"
-#include "tests/train/model/golden_model.h"
 #include "tests/train/model/kernels_conformance.h"
 #include "tests/train/model/model_conformance.h"
-#include "train/model/kernels.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -58,7 +52,7 @@ TEST(CudaKernelsTest, AWorkspaceIsReplacedWhenItsWorkIsDone) {
   void* const small = workspace.take(64);
   EXPECT_EQ(held(), 64);
   EXPECT_EQ(workspace.take(32), small);
-  FakeCuda::instance().set_delay(std::chrono::microseconds(2000));
+  FakeCuda::instance().set_delay(2000us);
   device.fill(stream, {static_cast<std::byte*>(small), 16, DType::fp32}, 1.0F);
   const Event filled = stream.record();
   workspace.take(1 << 20);
@@ -80,8 +74,7 @@ TEST(CudaKernelsTest, Tf32RoundsTheFactorsOfFp32Products) {
   EXPECT_NE(rounded, exact);
 }
 
-// Kernels that are launched besides products, for GELU, its derivative, and gradients with a
-// bias's.
+// Kernels launched besides products, for GELU, its derivative, and gradients with a bias's.
 TEST(CudaKernelsTest, EpiloguesAreLeftOutOnRequest) {
   CudaDevice device(0, 0);
   const LinearShape shape{32, 64, 16};
@@ -92,30 +85,27 @@ TEST(CudaKernelsTest, EpiloguesAreLeftOutOnRequest) {
   const DeviceTensor bias = ones(shape.out);
   const DeviceTensor y = ones(shape.rows * shape.out);
   const DeviceTensor z = ones(shape.rows * shape.out);
-  for (const bool gelu : {true, false}) {
-    for (const bool bias_gradient : {true, false}) {
-      const auto kernels = cuda::make_cuda_kernels(
-          device,
-          {.dtype = DType::bf16, .gelu_epilogue = gelu, .bias_gradient_epilogue = bias_gradient},
-          fake_cublas_lt(), {nullptr, "a test"});
-      const auto launched = [&](const auto& call) {
-        const int before = FakeCuda::instance().counts()["cudaLaunchKernel"];
-        call();
-        return FakeCuda::instance().counts()["cudaLaunchKernel"] - before;
-      };
-      EXPECT_EQ(launched([&] { kernels->linear_gelu(shape, x, weight, bias, y, z); }),
-                gelu ? 0 : 1);
-      EXPECT_EQ(launched([&] { kernels->linear_transposed_gelu(shape, y, weight, x, wide, wide); }),
-                gelu ? 1 : 2);
-      EXPECT_EQ(launched([&] {
-                  kernels->linear_gradients(shape, x, y, {weight, false}, {bias, false});
-                }),
-                bias_gradient ? 0 : 2);
-      // The algorithm is for aligned biases.
-      const TensorView unaligned = wide.view().slice(1, shape.out);
-      EXPECT_EQ(launched([&] { kernels->linear(shape, x, weight, bias, {}, y); }), 0);
-      EXPECT_EQ(launched([&] { kernels->linear(shape, x, weight, unaligned, {}, y); }), 1);
-    }
+  for (const auto& [gelu, bias_gradient] : each(kEither, kEither)) {
+    const auto kernels = cuda::make_cuda_kernels(
+        device,
+        {.dtype = DType::bf16, .gelu_epilogue = gelu, .bias_gradient_epilogue = bias_gradient},
+        fake_cublas_lt(), {nullptr, "a test"});
+    const auto launched = [&](const auto& call) {
+      const int before = FakeCuda::instance().counts()["cudaLaunchKernel"];
+      call();
+      return FakeCuda::instance().counts()["cudaLaunchKernel"] - before;
+    };
+    EXPECT_EQ(launched([&] { kernels->linear_gelu(shape, x, weight, bias, y, z); }), gelu ? 0 : 1);
+    EXPECT_EQ(launched([&] { kernels->linear_transposed_gelu(shape, y, weight, x, wide, wide); }),
+              gelu ? 1 : 2);
+    EXPECT_EQ(launched([&] {
+                kernels->linear_gradients(shape, x, y, {weight, false}, {bias, false});
+              }),
+              bias_gradient ? 0 : 2);
+    // The algorithm is for aligned biases.
+    const TensorView unaligned = wide.view().slice(1, shape.out);
+    EXPECT_EQ(launched([&] { kernels->linear(shape, x, weight, bias, {}, y); }), 0);
+    EXPECT_EQ(launched([&] { kernels->linear(shape, x, weight, unaligned, {}, y); }), 1);
   }
 }
 
@@ -129,15 +119,13 @@ TEST(CudaKernelsTest, OptionsThatWouldChangeNothingAreRefused) {
            {{.dtype = DType::bf16, .attention_workspace = 0, .fast_attention = true},
             "--fast_attention",
             "--attention_workspace"}}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { train::make_kernels(*device, options); }),
-                AllOf(HasSubstr(named), HasSubstr(why)));
+    EXPECT_ERROR_OF(ConfigError, train::make_kernels(*device, options), named, why);
   }
   const auto cpu = make_cpu_device();
   for (const KernelOptions& options :
        {KernelOptions{.gelu_epilogue = false}, KernelOptions{.bias_gradient_epilogue = false},
         KernelOptions{.tf32 = true}, KernelOptions{.attention_workspace = 1 << 20}}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { train::make_kernels(*cpu, options); }),
-                AllOf(HasSubstr("--"), HasSubstr("--accelerator cuda")));
+    EXPECT_ERROR_OF(ConfigError, train::make_kernels(*cpu, options), "--", "--accelerator cuda");
   }
 }
 
@@ -150,10 +138,8 @@ TEST(CudaKernelsTest, RefusalsNameWhatWasRefused) {
     return error_of([&] { kernels->linear(shape, x, weight, {}, {}, x); });
   };
   EXPECT_THAT(error_of_linear({8, 8, 8}, wide), HasSubstr("linear: got fp32, expected bf16"));
-  EXPECT_THAT(error_of<ConfigError>([&] {
-                kernels->attention({1, 1, 0, 1, 264}, x, wide, x);
-              }),
-              HasSubstr("heads are 264 wide"));
+  EXPECT_ERROR_OF(ConfigError, kernels->attention({1, 1, 0, 1, 264}, x, wide, x),
+                  "heads are 264 wide");
   FakeCuda::instance().fail("cublasLtMatmulAlgoGetHeuristic", 0, CUBLAS_STATUS_NOT_SUPPORTED);
   EXPECT_THAT(error_of_linear({8, 8, 8}, x),
               HasSubstr("no kernel for a product of [8, 8] and [8, 8] of bf16"));
@@ -174,8 +160,8 @@ std::vector<KernelsUnderTest> cases() {
     };
   };
   const KernelOptions separate{.gelu_epilogue = false, .bias_gradient_epilogue = false};
-  const auto plain_device = [] { return make_device(std::chrono::microseconds(0)); };
-  const auto slow_device = [] { return make_device(std::chrono::microseconds(200)); };
+  const auto plain_device = [] { return make_device(0us); };
+  const auto slow_device = [] { return make_device(200us); };
   std::vector<KernelsUnderTest> all =
       with_every_dtype({"cuda", plain_device, make(fake_cublas_lt())});
   for (const DType dtype : {DType::fp32, DType::bf16}) {
@@ -211,9 +197,8 @@ namespace zerorun::train {
 namespace {
 
 // Batches go to the GPU beside the host, which makes the next one meanwhile.
-class TokenBatchTest : public zerorun::testing::FakeCudaTest {
- protected:
-  TokenBatchTest() : FakeCudaTest(std::chrono::microseconds(2000)) {}
+struct TokenBatchTest : zerorun::testing::FakeCudaTest {
+  TokenBatchTest() : FakeCudaTest(2000us) {}
 };
 
 TEST_F(TokenBatchTest, TheNextOnesDoNotOverwriteOneThatIsStillOnItsWay) {
@@ -237,8 +222,7 @@ TEST_F(TokenBatchTest, TheNextOnesDoNotOverwriteOneThatIsStillOnItsWay) {
   EXPECT_EQ(fake_.counts()["(copy from pageable memory)"], 0);  // each holds up the host
 }
 
-// The sorter is held up until the forward pass could be under way; waiting for it would be for
-// ever.
+// The sorter is held up until the forward pass could be under way; waiting for it would not end.
 TEST_F(TokenBatchTest, TokensAreOnTheDeviceBeforeTheirRowsAreSorted) {
   CudaDevice device(0, 0);
   Stream& stream = device.inline_stream();
@@ -292,30 +276,27 @@ TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
   for (const auto& [options, name] :
        {std::pair(KernelOptions{.attention_workspace = 0}, "--attention_workspace"),
         {KernelOptions{.fast_attention = true}, "--fast_attention"}}) {
-    EXPECT_THAT(error_of<ConfigError>([&] { refuse_unused(options, "no cuDNN"); }),
-                AllOf(HasSubstr(name), HasSubstr("no cuDNN")));
+    EXPECT_ERROR_OF(ConfigError, refuse_unused(options, "no cuDNN"), name, "no cuDNN");
   }
 }
 
 // On Blackwell cuDNN has it from 9.18 on.
 TEST(LacksAttentionTest, WhereTheBackwardHasNoOrderedKernelTheWarningSaysWhatHelps) {
-  EXPECT_THAT(
-      lacks_attention(gpt2(16, 1024), true, "below 9.18.0"),
-      AllOf(HasSubstr("deterministic backward"), HasSubstr("16 x 1024"),
-            HasSubstr("12 heads of 64"), HasSubstr("--fast_attention"), HasSubstr("below 9.18.0")));
+  EXPECT_THAT(lacks_attention(gpt2(16, 1024), true, "below 9.18.0"),
+              HasAll("deterministic backward", "16 x 1024", "12 heads of 64", "--fast_attention",
+                     "below 9.18.0"));
   EXPECT_THAT(lacks_attention(gpt2(16, 1024), false, "too old"),
-              AllOf(HasSubstr("has no attention for"), Not(HasSubstr("--fast_attention"))));
+              HasAll("has no attention for", Not(HasSubstr("--fast_attention"))));
 }
 
 TEST(AttentionWorkspaceTest, TheLimitIsHeldWhereCudnnCanOrItIsEnough) {
   EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 0, {92500, 9}));
   EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 384 * kMiB, {91000, 8}));
   for (const CudnnVersion version : {CudnnVersion{92499, 9}, CudnnVersion{92500, 8}}) {
-    EXPECT_THAT(
-        error_of<ConfigError>(
-            [&] { check_attention_workspace(gpt2(16, 1024), 384 * kMiB - 1, version); }),
-        AllOf(HasSubstr("--attention_workspace"), HasSubstr("384.0 MiB"),
-              HasSubstr("16 x 1024 positions and 12 heads"), HasSubstr("smaller micro-batch")));
+    EXPECT_THAT(error_of<ConfigError>(
+                    [&] { check_attention_workspace(gpt2(16, 1024), 384 * kMiB - 1, version); }),
+                HasAll("--attention_workspace", "384.0 MiB", "16 x 1024 positions and 12 heads",
+                       "smaller micro-batch"));
   }
 }
 

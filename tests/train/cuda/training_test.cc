@@ -3,10 +3,7 @@
 #include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "core/check.h"
-#include "device/cuda/cuda_device.h"
 #include "testing/fake_cublas_lt/cublas_lt.h"
-#include "testing/fake_cuda/fake_cuda.h"
-#include "tests/common.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/train/run/trainer_fixture.h"
 #include "train/cuda/cuda_kernels.h"
@@ -25,8 +22,7 @@ struct Trajectory {
   uint64_t hash = 0;           // of the parameters
 };
 
-class TrainingTest : public TrainerTest {
- protected:
+struct TrainingTest : TrainerTest {
   TrainingTest() { FakeCuda::instance().set_devices(kRanks); }
 
   // Two micro-steps a step, at this stage.
@@ -58,11 +54,8 @@ class TrainingTest : public TrainerTest {
     zerorun::testing::run_threads(kRanks, [&](int rank) {
       const auto device =
           std::make_shared<CudaDevice>(make == make_nccl_communicator ? rank : 0, 0);
-      const auto comm = make({.rank = rank,
-                              .world_size = kRanks,
-                              .store = store,
-                              .timeout = std::chrono::seconds(60),
-                              .device = device});
+      const auto comm = make(
+          {.rank = rank, .world_size = kRanks, .store = store, .timeout = 60s, .device = device});
       const RunSetup setup = setup_of(asked, {.rank = rank, .world_size = kRanks});
       const KernelOptions kernels{.dtype = setup.config.precision.param_dtype};
       Trainer trainer(
@@ -105,9 +98,7 @@ TEST_F(TrainingTest, EveryStageFollowsTheCpu) {
 }
 
 TEST_F(TrainingTest, SixteenBitsAndRanksThatShareAGpuStayCloseToTheCpu) {
-  for (const char* dtype : {"bf16", "fp16"}) {
-    expect_near(on_cuda(2, dtype), on_cpu(2, dtype), 5e-3);
-  }
+  for (const char* dtype : {"bf16", "fp16"}) expect_near(on_cuda(2, dtype), on_cpu(2, dtype), 5e-3);
   expect_near(on_cuda(2, "fp32", make_host_staged_communicator), on_cpu(2, "fp32"), 1e-5);
 }
 
@@ -178,7 +169,7 @@ TEST_F(TrainingTest, ForwardWaitsForUpdatedParametersWhenItComesToThem) {
 // Work runs late and at random times: orderings that nothing enforces would change the numbers.
 TEST_F(TrainingTest, DelaysChangeNothing) {
   const Trajectory expected = on_cuda(3, "bf16");
-  FakeCuda::instance().set_delay(std::chrono::microseconds(100));
+  FakeCuda::instance().set_delay(100us);
   const Trajectory delayed = on_cuda(3, "bf16");
   EXPECT_EQ(delayed.losses, expected.losses);
   EXPECT_EQ(delayed.hash, expected.hash);
@@ -215,8 +206,7 @@ class FakeCudnn final : public cuda::CudnnAttention {
   }
 };
 
-class TrainingFailureTest : public TrainerTest {
- protected:
+struct TrainingFailureTest : TrainerTest {
   TrainingFailureTest() {
     model_ = folder_.write("model.json", R"({"n_embd": 8, "n_layer": 1, "n_head": 1,
                                              "n_positions": 8, "n_inner": 16})");

@@ -1,7 +1,5 @@
 #include "train/data/corpus.h"
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/train/token_file.h"
 #include "train/data/batches.h"
 
@@ -63,8 +61,7 @@ TEST(CorpusTest, ReadsTokenFilesAndRefusesTokensOutsideTheVocabulary) {
   EXPECT_EQ(corpus.vocabulary(), 50257);
   EXPECT_FALSE(corpus.is_text());
   EXPECT_THAT(tokens_of(corpus, 1, 3), ElementsAre(50256, 0, 1));
-  EXPECT_THAT([&] { tokens_of(corpus, 1, 4); },
-              ThrowsMessage<IoError>(HasSubstr("2.bin: token 50257 at position 1")));
+  EXPECT_ERROR_OF(IoError, tokens_of(corpus, 1, 4), "2.bin: token 50257 at position 1");
 }
 
 TEST(CorpusTest, DamagedTokenFilesAreRefused) {
@@ -94,17 +91,15 @@ TEST(CorpusTest, DamagedTokenFilesAreRefused) {
 TEST(CorpusTest, NothingToReadAndMixturesAreErrorsThatNameThePaths) {
   const Scratch folder;
   EXPECT_THAT(error_from({}), HasSubstr("empty"));
-  EXPECT_THAT(error_from({folder.path()}),
-              AllOf(HasSubstr("empty"), HasSubstr(folder.path().string())));
+  EXPECT_THAT(error_from({folder.path()}), HasAll("empty", folder.path().string()));
   EXPECT_THAT(error_from({folder.path("missing")}), HasSubstr("missing"));
   ASSERT_EQ(::mkfifo(folder.path("pipe").c_str(), 0600), 0);
   EXPECT_THAT(error_from({folder.path("pipe")}), HasSubstr("expected a file or a folder"));
   const std::string text = folder.write("a.txt", "text");
   const std::string tokens = folder.write("b.bin", token_file(10, {1}));
-  EXPECT_THAT(error_from({text, tokens}),
-              AllOf(HasSubstr("a.txt is text"), HasSubstr("b.bin is tokens")));
+  EXPECT_THAT(error_from({text, tokens}), HasAll("a.txt is text", "b.bin is tokens"));
   EXPECT_THAT(error_from({tokens, folder.write("c.bin", token_file(11, {1}))}),
-              AllOf(HasSubstr("b.bin has 10"), HasSubstr("c.bin has 11")));
+              HasAll("b.bin has 10", "c.bin has 11"));
 }
 
 TEST(DefaultTextTest, PrefersAPythonLibraryInTheHomeFolderToNothing) {
@@ -150,8 +145,7 @@ TEST(DataOrderTest, NeighboursSeedsAndEpochsAreIndependent) {
   EXPECT_LT(same, 20);  // of other seeds and epochs: about two
 }
 
-class BatchesTest : public ::testing::Test {
- protected:
+struct BatchesTest : ::testing::Test {
   // Token i has the value i % 251, so a token tells its position.
   Corpus corpus_of(int64_t size) const {
     std::string bytes;
@@ -219,9 +213,9 @@ TEST_F(BatchesTest, TooLittleTextIsAnErrorWithTheNumbers) {
     return error_of<ConfigError>(
         [&] { Batches(text, {.seq_len = 10, .world_size = world_size}, 1); });
   };
-  EXPECT_THAT(error(10, 1), AllOf(HasSubstr("10 tokens"), HasSubstr("--seq_len 10 needs 11")));
+  EXPECT_THAT(error(10, 1), HasAll("10 tokens", "--seq_len 10 needs 11"));
   EXPECT_EQ(error(11, 1), "");
-  EXPECT_THAT(error(31, 3), AllOf(HasSubstr("3 ranks"), HasSubstr("only 2 sequences")));
+  EXPECT_THAT(error(31, 3), HasAll("3 ranks", "only 2 sequences"));
   EXPECT_EQ(error(41, 3), "");
 }
 

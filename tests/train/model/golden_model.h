@@ -1,7 +1,6 @@
 #pragma once
 
 #include "testing/local_parameters.h"
-#include "tests/paths.h"
 #include "tests/train/model/kernels_under_test.h"
 #include "train/model/model.h"
 #include "zerorun/checkpoint.h"

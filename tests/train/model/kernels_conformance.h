@@ -234,8 +234,7 @@ inline Doubles attention_reference(const AttentionShape& shape, const Doubles& q
   return out;
 }
 
-class AttentionConformance : public KernelsConformance {
- protected:
+struct AttentionConformance : KernelsConformance {
   // Output and gradient against the reference, the latter at every `step`-th element.
   void check(const AttentionShape& shape, float size, size_t step, double tolerance) {
     const int64_t rows = shape.batch * shape.seq_len;

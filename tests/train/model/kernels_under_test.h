@@ -4,8 +4,6 @@
 #include "tests/common.h"
 #include "train/cpu/cpu_kernels.h"
 #include "train/model/kernels.h"
-#include "zerorun/device.h"
-#include "zerorun/tensor.h"
 
 namespace zerorun::train::testing {
 
@@ -180,8 +178,7 @@ class DeviceIndices {
   Buffer buffer_;
 };
 
-class KernelsConformance : public ::testing::TestWithParam<KernelsUnderTest> {
- protected:
+struct KernelsConformance : ::testing::TestWithParam<KernelsUnderTest> {
   DType parameters() const { return GetParam().parameters; }
   DType activations() const { return kernels_->activation_dtype(); }
   double activation_rounding() const { return rounding_of(activations()); }

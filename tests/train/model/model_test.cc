@@ -1,12 +1,7 @@
 #include "train/model/model.h"
 
-#include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/train/model/golden_model.h"
 #include "tests/train/model/kernels_conformance.h"
 #include "tests/train/model/model_conformance.h"
-#include "train/cpu/matrix.h"
-#include "train/model/gpt_config.h"
 #include "train/model/philox.h"
 #include "zero/partition/model_spec.h"
 
@@ -107,8 +102,8 @@ TEST(ModelTest, LargeLogitsAreCutByThemselves) {
 TEST(ModelSpecTest, HeadsOfMuonWouldBeColumns) {
   OptimizerConfig optimizer;
   optimizer.muon_heads = {{"*.c_attn.weight", 2}};
-  EXPECT_THAT([&] { with_rules(parameter_specs(*gpt_preset("nano")), optimizer, true); },
-              ThrowsMessage<ConfigError>(HasSubstr("c_attn.weight, whose columns are")));
+  EXPECT_ERROR_OF(ConfigError, with_rules(parameter_specs(*gpt_preset("nano")), optimizer, true),
+                  "c_attn.weight, whose columns are");
 }
 
 TEST(ModelFlopsTest, EveryWeightOfAProductIsSixOfATokens) {
@@ -162,11 +157,9 @@ TEST(GptConfigTest, PresetsHaveTheSizesOfThePaper) {
 }
 
 TEST(GptConfigTest, WhatIsNoPresetIsAFile) {
-  EXPECT_THAT(error_of([] { gpt_config("gpt22"); }),
-              AllOf(HasSubstr("'gpt22' (did you mean \"gpt2\"?)"),
-                    HasSubstr("nano, mini, gpt2, gpt2-medium")));
-  EXPECT_THAT(error_of([] { gpt_config("/nowhere/config.json"); }),
-              HasSubstr("/nowhere/config.json"));
+  EXPECT_ERROR(gpt_config("gpt22"), "'gpt22' (did you mean \"gpt2\"?)",
+               "nano, mini, gpt2, gpt2-medium");
+  EXPECT_ERROR(gpt_config("/nowhere/config.json"), "/nowhere/config.json");
   const GptConfig config{300, 40, 24, 3, 4, 100, 1e-6F};
   EXPECT_EQ(gpt_config(HfConfig(to_json(config), "test")), config);
 }
@@ -215,8 +208,7 @@ TEST(GptConfigTest, ErrorsNameTheKey) {
            {shape_with(R"(, "n_embd": 100)"),
             "/n_head is 12: expected a divisor of the width, 100"},
            {shape_with(R"(, "n_head": null)"), "/n_head is null"}}) {
-    EXPECT_THAT(error_of([&] { gpt_config(HfConfig(json, "m.json")); }), HasSubstr(message))
-        << json;
+    EXPECT_ERROR(gpt_config(HfConfig(json, "m.json")), message) << json;
   }
 }
 
@@ -244,8 +236,7 @@ TEST(DrawTokenTest, ZeroTemperatureTakesTheMostLikelyAlsoOfADivergedModel) {
   EXPECT_TRUE(token == 0 || token == 1);
 }
 
-// The tokens that follow when every logit is computed from scratch; of prompts that are longer than
-// the context, too.
+// The tokens of logits that are computed from scratch; of prompts longer than the context, too.
 TEST(GenerateTest, KeptKeysGiveTheSameTextAsComputingAllAgain) {
   constexpr auto kContext = static_cast<size_t>(Golden::kSeqLen);
   const SamplingOptions options{.tokens = 30, .temperature = 1.0, .top_k = 5, .seed = 4};

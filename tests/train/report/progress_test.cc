@@ -1,9 +1,7 @@
 #include <nlohmann/json.hpp>
 
-#include "tests/common.h"
 #include "tests/train/token_file.h"
 #include "train/report/report.h"
-#include "zerorun/error.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -21,12 +19,10 @@ StepReport example(int64_t step) {
 TEST(ProgressTest, LineShowsWhatMatters) {
   ProgressOptions options{.last_step = 100};
   EXPECT_THAT(progress_line(example(3), options, 61.2),
-              AllOf(HasSubstr("step 3/100"), HasSubstr("loss 2.3457"), HasSubstr("12.3k tokens/s"),
-                    HasSubstr("300.0 MiB"), HasSubstr("7.0 MiB"), HasSubstr("ETA 1:02"),
-                    Not(HasSubstr("optimizer"))));
+              HasAll("step 3/100", "loss 2.3457", "12.3k tokens/s", "300.0 MiB", "7.0 MiB",
+                     "ETA 1:02", Not(HasSubstr("optimizer"))));
   options.breakdown = true;
-  EXPECT_THAT(progress_line(example(3), options, 4000.0),
-              AllOf(HasSubstr("optimizer"), HasSubstr("ETA 1:06:40")));
+  EXPECT_THAT(progress_line(example(3), options, 4000.0), HasAll("optimizer", "ETA 1:06:40"));
 }
 
 std::string printed(const ProgressOptions& options) {
@@ -51,12 +47,10 @@ TEST(ProgressTest, AFileGetsAboutTwentyLinesATerminalOneThatIsRewritten) {
   EXPECT_NEAR(static_cast<double>(lines(printed({.last_step = 1000}))), 21.5, 1.5);
   const std::string asked = printed({.first_step = 10, .last_step = 30, .steps_per_print = 10});
   EXPECT_EQ(lines(asked), 4) << asked;
-  EXPECT_THAT(asked,
-              AllOf(HasSubstr("step 11/30"), HasSubstr("step 20/30"), HasSubstr("step 30/30")));
+  EXPECT_THAT(asked, HasAll("step 11/30", "step 20/30", "step 30/30"));
   const std::string terminal = printed({.last_step = 3, .steps_per_print = 1, .terminal = true});
   EXPECT_EQ(lines(terminal), 2);
-  EXPECT_THAT(terminal,
-              AllOf(HasSubstr("\rstep 1/3"), HasSubstr("\rstep 3/3"), HasSubstr("\nevent\n")));
+  EXPECT_THAT(terminal, HasAll("\rstep 1/3", "\rstep 3/3", "\nevent\n"));
 }
 
 TEST(MetricsTest, OneObjectAStepAndTheHashAtTheEnd) {
@@ -104,8 +98,8 @@ TEST(MetricsTest, RanksHaveFilesOfTheirOwnButNotBesideADevice) {
   EXPECT_EQ(metrics_path("m", 1), "m.rank1");
   EXPECT_EQ(metrics_path("/dev/null", 0), "/dev/null");
   EXPECT_EQ(metrics_path("/dev/null", 1), "");
-  EXPECT_THAT([] { Metrics("/proc/none/m.jsonl", Metrics::Mode::replace); },
-              ThrowsMessage<IoError>(HasSubstr("/proc/none/m.jsonl")));
+  EXPECT_ERROR_OF(IoError, Metrics("/proc/none/m.jsonl", Metrics::Mode::replace),
+                  "/proc/none/m.jsonl");
 }
 
 }  // namespace

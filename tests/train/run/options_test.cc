@@ -1,10 +1,7 @@
 #include "train/run/options.h"
 
 #include "config/keys/key_table.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/train/run/trainer_fixture.h"
-#include "train/run/run_setup.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -151,8 +148,7 @@ TEST(OptionsTest, ErrorsNameTheOption) {
   }
 }
 
-class RunSetupTest : public TrainerTest {
- protected:
+struct RunSetupTest : TrainerTest {
   // Of a run on the data, without the small model of the other tests.
   RunSetup setup_of(std::vector<std::string> options, const RankInfo& rank = {}) const {
     options.insert(options.begin(), {"--data", data_});

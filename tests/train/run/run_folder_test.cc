@@ -1,7 +1,5 @@
 #include <sys/resource.h>
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/train/token_file.h"
 #include "train/cpu/matrix.h"
 #include "train/run/run.h"
@@ -11,8 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class RunFolderTest : public ::testing::Test {
- protected:
+struct RunFolderTest : ::testing::Test {
   TrainOptions options(const std::string& save = "run") const {
     TrainOptions options;
     options.save = folder_.path(save);
@@ -35,7 +32,7 @@ TEST_F(RunFolderTest, IsMadeAndHeldByOneRun) {
   const auto first = std::make_unique<RunFolder>(options("deep/run"), "");
   EXPECT_EQ(first->moved_to(), "");
   EXPECT_THAT(error_of(options("deep/run")),
-              AllOf(HasSubstr("another run saves there, process "), HasSubstr("another --save")));
+              HasAll("another run saves there, process ", "another --save"));
 }
 
 TEST_F(RunFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
@@ -58,8 +55,8 @@ TEST_F(RunFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
 
 TEST_F(RunFolderTest, AModelThatIsNotOfARunIsLeftAlone) {
   folder_.write("run/pytorch_model.bin", "foreign");
-  EXPECT_THAT(error_of(options()), AllOf(HasSubstr("contains pytorch_model.bin, which no run"),
-                                         HasSubstr("give another --save")));
+  EXPECT_THAT(error_of(options()),
+              HasAll("contains pytorch_model.bin, which no run", "give another --save"));
   EXPECT_EQ(folder_.read("run/pytorch_model.bin"), "foreign");
 }
 
@@ -93,9 +90,9 @@ TEST_F(RunFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
   fs::current_path(folder_.path("run"));
   TrainOptions asked = options();
   asked.save = ".";
-  EXPECT_THAT(error_of(asked),
-              AllOf(HasSubstr("--save .: the folder contains another run and the working folder"),
-                    HasSubstr("--resume")));
+  EXPECT_THAT(
+      error_of(asked),
+      HasAll("--save .: the folder contains another run and the working folder", "--resume"));
   fs::current_path(before);
   EXPECT_EQ(folder_.read("run/latest"), "step1\n");
 }
@@ -107,8 +104,8 @@ TEST_F(RunFolderTest, AFileInItsPlaceAndADiskWithoutRoomAreErrors) {
   }
   const RunFolder claimed(options(), "");
   claimed.check_room(1);
-  EXPECT_THAT([&] { claimed.check_room(uint64_t{1} << 62); },
-              ThrowsMessage<IoError>(HasSubstr("a checkpoint and the model take")));
+  EXPECT_ERROR_OF(IoError, claimed.check_room(uint64_t{1} << 62),
+                  "a checkpoint and the model take");
 }
 
 TEST_F(RunFolderTest, OnlyARestartContinuesAndOnlyItsOwnJob) {

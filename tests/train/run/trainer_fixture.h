@@ -1,6 +1,5 @@
 #pragma once
 
-#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/train/token_file.h"
 #include "train/run/trainer.h"
@@ -20,8 +19,7 @@ struct RankOfRun {
 };
 
 // A text, and a model small enough to train on it.
-class TrainerTest : public ::testing::Test {
- protected:
+struct TrainerTest : ::testing::Test {
   TrainerTest() {
     std::string text;
     for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + i * i % 23);

@@ -1,9 +1,6 @@
 #include "train/run/trainer.h"
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/train/run/trainer_fixture.h"
-#include "train/model/activations.h"
 #include "train/run/run.h"
 
 namespace zerorun::train::testing {
@@ -63,8 +60,7 @@ TEST_F(TrainerTest, ASignalOnOneRankStopsAllAndTheLossIsTheSame) {
 }
 
 // A run that saves into `run`, and others that resume it.
-class SavedRunTest : public TrainerTest {
- protected:
+struct SavedRunTest : TrainerTest {
   void save(int world_size, const std::vector<std::string>& options) const {
     run(world_size, options, [&](const RankOfRun& rank) {
       rank.train(0);
@@ -94,8 +90,7 @@ TEST_F(SavedRunTest, ResumingWithAnotherOptimizerIsAnErrorThatNamesBoth) {
   save(2, with(R"("AdamW")"));
   EXPECT_EQ(resume(2, with(R"("Adam")")), "");
   EXPECT_THAT(resume(2, with(R"("Lamb")")),
-              AllOf(HasSubstr("are those of AdamW, this run's optimizer is Lamb"),
-                    Not(HasSubstr("--init"))));
+              HasAll("are those of AdamW, this run's optimizer is Lamb", Not(HasSubstr("--init"))));
   EXPECT_THAT(resume(2, with(R"("Adam", "params": {"adam_w_mode": false})")),
               HasSubstr("this run's optimizer is Adam with adam_w_mode false"));
   folder_.write("run/model.safetensors", "");
@@ -111,8 +106,8 @@ TEST_F(SavedRunTest, ResumingOnOtherDataOfTheSameLengthIsSaid) {
   text[2000] ^= 1;
   data_ = folder_.write("other", text);
   EXPECT_THAT(resume(1, {"--config", config(0)}),
-              AllOf(HasSubstr("data_hash was"), Not(HasSubstr("data_tokens")),
-                    HasSubstr("to continue that run, give it the --data")));
+              HasAll("data_hash was", Not(HasSubstr("data_tokens")),
+                     "to continue that run, give it the --data"));
 }
 
 TEST_F(SavedRunTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
@@ -121,9 +116,8 @@ TEST_F(SavedRunTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
   std::string changed = folder_.read(model_);
   changed.replace(changed.find("\"n_head\": 2"), 11, "\"n_head\": 1");
   model_ = folder_.write("changed.json", changed);
-  EXPECT_THAT(
-      resume(2, {"--config", config(2)}),
-      AllOf(HasSubstr("another model: n_head was 2 and is 1"), HasSubstr("restore config.json")));
+  EXPECT_THAT(resume(2, {"--config", config(2)}),
+              HasAll("another model: n_head was 2 and is 1", "restore config.json"));
 }
 
 TEST_F(TrainerTest, SavedWeightsAreAStartingPointOfTheirModel) {
@@ -167,8 +161,7 @@ TEST_F(TrainerTest, ActivationsTakeWhatIsForeseen) {
 constexpr const char* kSchedule = R"(, "scheduler": {"type": "WarmupLR", "params": {
     "warmup_max_lr": [0.008, 0.016], "warmup_num_steps": 4, "warmup_type": "linear"}})";
 
-class PrecisionTest : public TrainerTest {
- protected:
+struct PrecisionTest : TrainerTest {
   static std::vector<StepReport> steps(Trainer& trainer, int count) {
     std::vector<StepReport> reports;
     for (int i = 0; i < count; ++i) reports.push_back(trainer.step(0).report);

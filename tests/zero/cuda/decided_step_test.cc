@@ -2,7 +2,6 @@
 // the decision from the GPU's memory. What comes of it is what the CPU's steps do.
 
 #include "tests/zero/cuda/transports.h"
-#include "tests/zero/toy_run.h"
 
 namespace zerorun::testing::decided_step {
 namespace {
@@ -62,9 +61,7 @@ void micro_step(Engine& engine, int rank, int64_t step) {
       if (step == 1 && rank == 1 && id == ids[2]) values[5] = NAN;
       give(engine, id, values);
     }
-    if (step == 4 && rank == 0) {
-      give(engine, ids[0], gradient_of(engine, ids[0], rank, 1, step));
-    }
+    if (step == 4 && rank == 0) give(engine, ids[0], gradient_of(engine, ids[0], rank, 1, step));
   }
   EXPECT_TRUE(engine.end_micro_step());
 }
@@ -159,8 +156,7 @@ struct Calls {
   int waits = 0;
 };
 
-class SubmittedStepTest : public FakeCudaTest {
- protected:
+struct SubmittedStepTest : FakeCudaTest {
   // Of the third step. Waits of the thread that calls `take_step` count.
   Calls step_of_one_rank(
       const Config& config,
@@ -246,13 +242,11 @@ TEST_F(SubmittedStepTest, LeavesGathersThatTheFirstUseOfTheirBucketWaitsForOnThe
   step_of_one_rank(config_of(2, "AdamW"), step, [this](Engine& engine) {
     const int64_t host = calls_named("Synchronize");
     std::set<int> waited;
-    for (int pass = 0; pass < 2; ++pass) {
-      for (const ParameterId id : trainable(engine)) {
-        const bool first = waited.insert(engine.hooks().gradient_bucket(id).index).second;
-        const int64_t before = calls_named("cudaStreamWaitEvent");
-        engine.parameter(id);
-        EXPECT_EQ(calls_named("cudaStreamWaitEvent") - before, first ? 1 : 0) << id;
-      }
+    for (const auto& [pass, id] : each(std::views::iota(0, 2), trainable(engine))) {
+      const bool first = waited.insert(engine.hooks().gradient_bucket(id).index).second;
+      const int64_t before = calls_named("cudaStreamWaitEvent");
+      engine.parameter(id);
+      EXPECT_EQ(calls_named("cudaStreamWaitEvent") - before, first ? 1 : 0) << id;
     }
     EXPECT_GT(waited.size(), 1U);
     EXPECT_EQ(calls_named("Synchronize"), host);
@@ -263,9 +257,7 @@ TEST_F(SubmittedStepTest, LeavesGathersThatTheFirstUseOfTheirBucketWaitsForOnThe
 TEST_F(SubmittedStepTest, ChangesNothingWhenAPeerIsMissing) {
   fake_.set_devices(kRanks);
   std::barrier<> both(kRanks);
-  const ToyJob job{.config = config_of(1, "AdamW"),
-                   .limit = std::chrono::milliseconds(300),
-                   .connect = on(Where::nccl)};
+  const ToyJob job{.config = config_of(1, "AdamW"), .limit = 300ms, .connect = on(Where::nccl)};
   run_engines(job, [&](Engine& engine, Communicator& comm) {
     Device& device = engine.device();
     micro_step(engine, comm.rank(), 0);

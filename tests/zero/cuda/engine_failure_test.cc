@@ -2,14 +2,10 @@
 // see failing_calls.h.
 #include <ostream>
 
-#include "comm/device_communicator.h"
-#include "comm/nccl/communicator.h"
-#include "device/cuda/runtime/cuda_stream.h"
 #include "device/cuda/runtime/current_device.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/zero/cuda/transports.h"
 #include "tests/zero/stream_program.h"
-#include "zerorun/engine.h"
 #include "zerorun/out_of_memory.h"
 
 namespace zerorun::testing::engine_failure {
@@ -48,11 +44,8 @@ std::shared_ptr<CudaDevice> make_device(int index, int rank, const std::shared_p
 struct Rank {
   Rank(Where where, int rank, const std::shared_ptr<Store>& store)
       : device(make_device(where == Where::nccl ? rank : 0, rank, store)) {
-    const CommunicatorOptions options{.rank = rank,
-                                      .world_size = kRanks,
-                                      .store = store,
-                                      .timeout = FailingCalls::kDeadline,
-                                      .device = device};
+    const CommunicatorOptions options =
+        options_of_rank(rank, kRanks, store, FailingCalls::kDeadline, device);
     comm = where == Where::nccl ? make_nccl_communicator(options)
                                 : make_host_staged_communicator(options);
   }
@@ -142,7 +135,7 @@ TEST_F(BrokenDeviceTest, WorkThatFailsOnAGpuEndsEveryRankByTheNextStep) {
     {
       const CurrentDevice current(rank);
       fake::submit(cuda_stream(own.device->inline_stream()).handle(), [&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the step has begun
+        std::this_thread::sleep_for(20ms);  // the step has begun
         fake_.break_device(0, cudaErrorIllegalAddress);
       });
     }
@@ -212,8 +205,7 @@ void fill_with_ids(Engine& engine) {
   });
 }
 
-class FailedGatherMemoryTest : public FakeCudaTest {
- protected:
+struct FailedGatherMemoryTest : FakeCudaTest {
   // One rank's engine, whose memory for full parameters is refused at the `refused_`th request.
   void make_engine(int64_t prefetch) {
     device_ = std::make_shared<CudaDevice>(0, 0);
@@ -272,8 +264,7 @@ TEST_F(FailedGatherMemoryTest, AGatherThatFailsOnceCanBeRepeated) {
   use_b();
 }
 
-// Ranks that gather the next module already must not be left waiting for one that has no room for
-// it yet.
+// Ranks that gather the next module must not be left waiting for one that has no room for it yet.
 TEST_F(FailedGatherMemoryTest, AGatherAheadWithoutMemoryGoesToTheHostUntilItsUse) {
   make_prefetching_engine();
   refuse(3);  // a, and the first of b's two; not the second
@@ -345,18 +336,15 @@ TEST_F(FailedGatherMemoryTest, AnErrorAfterTheLastGatherIsSaidWhenTheEngineEnds)
   std::barrier<> both(2);
   ::testing::internal::CaptureStderr();
   run_threads(2, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = 2, .store = store};
-    options.timeout = std::chrono::milliseconds(300);
-    options.device = std::make_shared<CudaDevice>(rank, 0);
-    auto comm = make_nccl_communicator(options);
-    auto engine =
-        Engine::create(config_of(0), *options.device, *comm, wide_specs(), ToyModel::groups());
+    const auto device = std::make_shared<CudaDevice>(rank, 0);
+    auto comm = make_nccl_communicator(options_of_rank(rank, 2, store, 300ms, device));
+    auto engine = Engine::create(config_of(0), *device, *comm, wide_specs(), ToyModel::groups());
     fill_with_ids(*engine);
     both.arrive_and_wait();
     if (rank == 0) {
       engine->gather(engine->module_id("a"));  // the peer never comes
       engine->release(engine->module_id("a"));
-      cudaStreamSynchronize(cuda_stream(options.device->inline_stream()).handle());
+      cudaStreamSynchronize(cuda_stream(device->inline_stream()).handle());
       engine.reset();
       comm.reset();
     }

@@ -1,9 +1,7 @@
 // The engine on the CUDA device, through both of its transports, on fake CUDA libraries with
 // delays: a missing wait between streams, or host code that reads device memory too early, changes
 // the parameters. The fake NCCL adds in the same tree, so the CPU's bits are expected.
-#include "zerorun/engine.h"
 
-#include "tests/paths.h"
 #include "tests/zero/cuda/transports.h"
 #include "tests/zero/stream_program.h"
 #include "zero/memory_plan.h"
@@ -93,11 +91,10 @@ using CudaEngineTest = LateCudaTest<300>;
 // Shards come up for each gather, and go down after each step.
 TEST_F(CudaEngineTest, OffloadedParametersChangeNoBitAndRestWhereThePlanSays) {
   const uint64_t expected = train({{3}, DType::bf16}, Where::nccl);
-  for (const double offloaded : {0.0, 0.5, 1.0}) {
-    for (const OffloadDevice param : {OffloadDevice::cpu, OffloadDevice::nvme}) {
-      EXPECT_EQ(train({{3, offloaded, param}, DType::bf16}, Where::nccl), expected)
-          << "states on the host " << offloaded << " nvme " << (param == OffloadDevice::nvme);
-    }
+  for (const auto& [offloaded, param] :
+       each(std::array{0.0, 0.5, 1.0}, std::array{OffloadDevice::cpu, OffloadDevice::nvme})) {
+    EXPECT_EQ(train({{3, offloaded, param}, DType::bf16}, Where::nccl), expected)
+        << "states on the host " << offloaded << " nvme " << (param == OffloadDevice::nvme);
   }
 }
 
@@ -130,10 +127,8 @@ TEST_F(CudaEngineTest, FewerBitsAreThoseOfTheCpu) {
   }
 }
 
-// The calls that steps make to CUDA after the first ones. Streams are inline, so that no count
-// depends on timing.
-class CudaSteadyStateTest : public FakeCudaTest, public ::testing::WithParamInterface<int> {
- protected:
+// Calls of steps to CUDA after the first ones. Streams are inline: counts do not depend on timing.
+struct CudaSteadyStateTest : FakeCudaTest, ::testing::WithParamInterface<int> {
   static constexpr int kRanks = 2;
   static constexpr int kFirst = 3;
   static constexpr int kSteps = 10;

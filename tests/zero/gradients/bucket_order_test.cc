@@ -1,5 +1,4 @@
 // The order in which buckets are reduced, and modules gathered.
-#include "tests/common.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"
 #include "zero/gradients/gradient_batch.h"
@@ -50,8 +49,7 @@ TEST_P(UnusedPoolerTest, HoldsNothingBackFromTheSecondStepOn) {
 }
 
 // A transport on which gathers need the other ranks, as NCCL is.
-class BlindCommunicator final : public WrappedCommunicator {
- public:
+struct BlindCommunicator final : WrappedCommunicator {
   using WrappedCommunicator::WrappedCommunicator;
   bool reads_peers() const override { return false; }
 };

@@ -71,8 +71,7 @@ TEST_P(GradientBatchTest, LateContributionsCountAtThePriceOfOneRound) {
 }
 
 // Has no memory for one allocation of a bucket.
-class FullDevice final : public CpuDevice {
- public:
+struct FullDevice final : CpuDevice {
   FullDevice() : CpuDevice({}) {}
   Buffer allocate(size_t nbytes, MemoryCategory category) override {
     if (category == MemoryCategory::buckets && refuse_in-- == 0) throw OutOfMemory("none left");
@@ -179,17 +178,15 @@ TEST_P(GradientBatchTest, RoundsOfOneMicroStepAddUpToTheSameBits) {
       EXPECT_TRUE(engine.end_micro_step());
     };
   };
-  for (const DType dtype : {DType::fp32, DType::bf16}) {
-    for (const int count : {1, 2, 3}) {
-      const ToyOutcome expected = train(base_config(2, dtype), rounds(count));
-      const Config config = base_config(GetParam(), dtype);
-      EXPECT_EQ(train(config, rounds(count)), expected) << count << " rounds";
-      if (GetParam() == 0) continue;  // no offload
-      for (const double ratio : {0.5, 1.0}) {
-        EXPECT_EQ(train(offloaded(config, ratio), rounds(count)),
-                  train(offloaded(base_config(2, dtype), ratio), rounds(count)))
-            << count << " rounds, offload " << ratio;
-      }
+  for (const auto& [dtype, count] : each(kFp32Bf16, std::array{1, 2, 3})) {
+    const ToyOutcome expected = train(base_config(2, dtype), rounds(count));
+    const Config config = base_config(GetParam(), dtype);
+    EXPECT_EQ(train(config, rounds(count)), expected) << count << " rounds";
+    if (GetParam() == 0) continue;  // no offload
+    for (const double ratio : {0.5, 1.0}) {
+      EXPECT_EQ(train(offloaded(config, ratio), rounds(count)),
+                train(offloaded(base_config(2, dtype), ratio), rounds(count)))
+          << count << " rounds, offload " << ratio;
     }
   }
 }
@@ -202,9 +199,7 @@ TEST_P(GradientBatchTest, ABatchThatIsNotSteppedGoesOn) {
     }
   };
   const auto once = [](Engine& engine, Communicator& comm, int64_t step) {
-    for (const ParameterId id : trainable(engine)) {
-      contribute_sum(engine, id, comm.rank(), step, 2);
-    }
+    for (const ParameterId id : trainable(engine)) contribute_sum(engine, id, comm.rank(), step, 2);
     EXPECT_TRUE(engine.end_micro_step());
   };
   const Config config = base_config(GetParam(), DType::fp32);

@@ -63,11 +63,11 @@ TEST(Buckets, HoldMatricesOfMuonThatTwoRanksShareWithoutCuttingOne) {
   constexpr int64_t kModelWidth = 128;
   Model model;
   model.add(256 * kModelWidth, 0);
-  for (int layer = 0; layer < 4; ++layer) {
-    for (const int64_t columns : {3 * kModelWidth, kModelWidth, 4 * kModelWidth, 4 * kModelWidth}) {
-      model.add(kModelWidth * columns, 1 + layer);
-      model.specs.back().use_muon = true;
-    }
+  for (const auto& [layer, columns] :
+       each(std::views::iota(0, 4),
+            std::array{3 * kModelWidth, kModelWidth, 4 * kModelWidth, 4 * kModelWidth})) {
+    model.add(kModelWidth * columns, 1 + layer);
+    model.specs.back().use_muon = true;
   }
   ZeroConfig zero;
   zero.stage = 2;
@@ -178,8 +178,7 @@ Outcome outcome_of(const ShardedModel& model, int ranks) {
   return outcome;
 }
 
-// The least cost of the busiest rank of all ways to give matrices from `first` on to ranks from
-// `rank` on, in order.
+// The busiest rank's least cost of all ways to give matrices from `first` on to ranks from `rank`.
 double least_cost(const std::vector<Shape>& shapes, size_t first, int rank, int ranks) {
   if (first == shapes.size()) return 0;
   if (rank == ranks) return INFINITY;
@@ -225,22 +224,17 @@ TEST(MuonRounds, KeepAllRanksBusyEvenIfEachBucketHasOneMatrix) {
       std::accumulate(specs.begin(), specs.end(), int64_t{0},
                       [](int64_t sum, const ParameterSpec& spec) { return sum + spec.numel(); });
   constexpr int64_t kLargest = 4 * 768 * 768;
-  for (const int ranks : {2, 4, 8}) {
-    for (const int stage : {1, 3}) {
-      const ShardedModel model(config_of(stage), specs, ranks, true);
-      const Outcome outcome = outcome_of(model, ranks);
-      EXPECT_LT(outcome.busiest, 1.35 * outcome.all / ranks) << ranks << " ranks, stage " << stage;
-      // Both ways, of all ranks; a gather would be `numel` for each rank. Owners keep what they
-      // can.
-      EXPECT_LT(outcome.moved, (stage == 3 ? 1.8 : 1.2) * static_cast<double>(numel))
-          << ranks << " ranks, stage " << stage;
-      // About a gathered bucket, or one matrix of each rank; more if a bucket cannot be halved.
-      int64_t room = 2 * (kLargest + ranks * kNormBlock);
-      for (const Bucket& bucket : model.buckets) {
-        room = std::max(room, bucket.layout.padded_numel());
-      }
-      EXPECT_LE(outcome.numel, room + room / 20);
-    }
+  for (const auto& [ranks, stage] : each(std::array{2, 4, 8}, std::array{1, 3})) {
+    const ShardedModel model(config_of(stage), specs, ranks, true);
+    const Outcome outcome = outcome_of(model, ranks);
+    EXPECT_LT(outcome.busiest, 1.35 * outcome.all / ranks) << ranks << " ranks, stage " << stage;
+    // Both ways, of all ranks; a gather would be `numel` for each. Owners keep what they can.
+    EXPECT_LT(outcome.moved, (stage == 3 ? 1.8 : 1.2) * static_cast<double>(numel))
+        << ranks << " ranks, stage " << stage;
+    // About a gathered bucket, or one matrix of each rank; more if a bucket cannot be halved.
+    int64_t room = 2 * (kLargest + ranks * kNormBlock);
+    for (const Bucket& bucket : model.buckets) room = std::max(room, bucket.layout.padded_numel());
+    EXPECT_LE(outcome.numel, room + room / 20);
   }
 }
 

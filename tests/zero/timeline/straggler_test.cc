@@ -1,5 +1,4 @@
 #include "core/wait_clock.h"
-#include "device/cpu/cpu_stream.h"
 #include "tests/zero/toy_run.h"
 #include "zero/timeline/straggler_watch.h"
 
@@ -266,7 +265,7 @@ TEST(WaitClock, AWaitForAStreamIsAWaitForWhatItWaitsFor) {
   const auto comm = make_worker_stream("comm");
   const auto copies = make_worker_stream("copies");
   serve_offloading(*copies);
-  const auto nap = [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
+  const auto nap = [] { std::this_thread::sleep_for(20ms); };
   const auto waited_in = [](const std::function<void()>& work) {
     const WaitTimes before = WaitClock::of_this_thread().read();
     work();
@@ -298,7 +297,7 @@ TEST(WaitClock, AWaitForAStreamIsAWaitForWhatItWaitsFor) {
   EXPECT_GE(waited.copies_ns, 10 * kMs);
   waited = waited_in([&] {  // what the stream waits for while this thread works is not waited for
     comm->submit(for_peers);
-    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    std::this_thread::sleep_for(60ms);
     comm->synchronize();
   });
   EXPECT_LE(waited.peers_ns, 10 * kMs);
