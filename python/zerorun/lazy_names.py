@@ -1,6 +1,7 @@
-"""Packages that import what they name when somebody asks for it."""
+"""What is imported late: names of packages, when somebody asks for them, and modules of PyTorch's,
+when the program imports them."""
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,3 +20,35 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
         return value
 
     return __getattr__
+
+
+def when_imported(name: str, act: Callable[[Any], None]) -> None:
+    """Calls `act` with the module now or, where importing it here would take a second, once the
+    program has."""
+    if name in sys.modules:
+        act(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Finder(name, act))  # type: ignore[arg-type]
+
+
+class _Finder:
+    """Waits for the module to be imported."""
+
+    def __init__(self, name: str, act: Callable[[Any], None]) -> None:
+        self._name, self._act = name, act
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            self._act(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -129,6 +129,7 @@ _TABLES = {
         torch.distributed.checkpoint.state_dict _load_model_state_dict: loads
         torch.distributed.checkpoint.state_dict _load_optim_state_dict: loads
         torch.distributed.checkpoint.state_dict _get_fqns _flatten_optim_state_dict: names
+        torch.distributed.checkpoint.state_dict_saver _stateful_to_state_dict: saves of old copies
         """,
     "transformers 5.23": """
         transformers.modeling_utils ALL_ATTENTION_FUNCTIONS: sequence parallelism

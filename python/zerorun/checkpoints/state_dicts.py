@@ -14,7 +14,12 @@ from zerorun.checkpoints.streaming import full_parameters_of
 from zerorun.hooks import parameter_memory as memory
 from zerorun.model.partition import Partition, partition_of
 from zerorun.optimizers.optimizer import load_group_settings
-from zerorun.optimizers.saved_values import check_groups, whole_number, with_own_decay
+from zerorun.optimizers.saved_values import (
+    check_groups,
+    copy_of_now,
+    whole_number,
+    with_own_decay,
+)
 from zerorun.shards.shards import Shards, shards_of
 from zerorun.shards.state_access import StateAccess
 
@@ -47,6 +52,7 @@ class _Form:
     def __init__(self, shards: Shards, info: Any) -> None:
         """Raises ConfigError for parts where PyTorch has no process group."""
         self._rank, self._world_size = shards.communicator.rank, shards.communicator.world_size
+        self._shards, self._is_full = shards, info.full_state_dict
         self._on_host = info.cpu_offload
         self._mesh: Any = None
         # As PyTorch does: whole states on the host are rank 0's alone.
@@ -56,9 +62,10 @@ class _Form:
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         whole = values.detach()
-        if self._mesh is not None and whole.dim() > 0:
-            return self._part_of(whole.contiguous())
-        return whole.to("cpu" if self._on_host else whole.device, copy=True)
+        place = "cpu" if self._on_host else whole.device
+        in_parts = self._mesh is not None and whole.dim() > 0
+        made = self._part_of(whole.contiguous()) if in_parts else whole.to(place, copy=True)
+        return made if self._is_full else copy_of_now(made, self._shards)
 
     def _part_of(self, whole: torch.Tensor) -> torch.Tensor:
         tensor: Any = importlib.import_module(torch_seam.DTENSORS)

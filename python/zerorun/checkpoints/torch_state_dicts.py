@@ -6,43 +6,21 @@ every program, by whatever name it has imported them.
 """
 
 import functools
-import importlib.util
-import sys
+import importlib
 from typing import Any
 
 from zerorun import torch_seam
+from zerorun.lazy_names import when_imported
+from zerorun.optimizers.saved_values import check_current
 
 _MODULE = "torch.distributed.checkpoint.state_dict"
+_SAVER = "torch.distributed.checkpoint.state_dict_saver"
 
 
 @functools.cache
 def serve() -> None:
-    """From the first call on, PyTorch's functions know engines, also when they are imported later:
-    importing them here would take a second."""
-    if _MODULE in sys.modules:
-        _take_places(sys.modules[_MODULE])
-    else:
-        sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
-
-
-class _Finder:
-    """Waits for the module to be imported."""
-
-    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
-        if name != _MODULE:
-            return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            _take_places(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    """From the first call on, PyTorch's functions know engines, also if they are imported later."""
+    when_imported(_MODULE, _take_places)
 
 
 def _take_places(module: Any) -> None:
@@ -57,3 +35,14 @@ def _take_places(module: Any) -> None:
     ):
         served = functools.partial(replacement, module, getattr(module, name))
         torch_seam.replace(module, name, served)
+    saver: Any = importlib.import_module(_SAVER)
+    torch_seam.check_module(_SAVER)
+    collect = saver._stateful_to_state_dict
+
+    @functools.wraps(collect)
+    def collect_current(states: dict[str, Any]) -> dict[str, Any]:
+        found = collect(states)
+        check_current(found)
+        return found
+
+    torch_seam.replace(saver, "_stateful_to_state_dict", collect_current)

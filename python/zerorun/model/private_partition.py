@@ -12,6 +12,7 @@ from zerorun.agreement import all_or_none, share
 from zerorun.host_memory import PIECE, copy_in_pieces, forget_pages, is_of_a_file, moved, pieces_of
 from zerorun.model.partition import OwnPart, Partition, gathered, partition_of
 from zerorun.model.tensors import as_bytes, local_of
+from zerorun.model.units import plain_name
 
 
 def own_nbytes(parameter: nn.Parameter) -> int:
@@ -322,11 +323,12 @@ class _Unread(PrivatePartition):
 
 
 def _saved(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a state dict, with all names of a tied tensor."""
+    """The tensors of a state dict, with all names of a tied tensor and those without wrappers."""
     for path, module in model.named_modules(remove_duplicate=False):
         for name, tensor in _own(module):
             if name not in module._non_persistent_buffers_set:
-                yield f"{path}.{name}" if path else name, tensor
+                whole = f"{path}.{name}" if path else name
+                yield from ((each, tensor) for each in (plain_name(whole), whole))
 
 
 def _some(names: list[str]) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, torch_seam
+from zerorun.lazy_names import when_imported
 
 
 def _replacement(kind: type["Uncopied"]) -> Any:
@@ -53,6 +54,19 @@ def _compiler_that_runs() -> Callable[[], Any]:
 _compiled_caller = _compiler_that_runs()
 
 
+@functools.cache
+def _stay_uncompiled() -> None:
+    """A module's call runs uncompiled where it has hooks, and the functions of ModuleHook as part
+    of it. They would be compiled anew for every hook, up to the compiler's limit, and be an error
+    with ``fullgraph=True``."""
+
+    def skip(compiler: Any) -> None:
+        for function in (ModuleHook.__call__, ModuleHook._call_untraced):
+            compiler.skip_code(function.__code__)
+
+    when_imported("torch._dynamo.eval_frame", skip)
+
+
 class ModuleHook(Uncopied):
     """A module hook that stays behind when the module is copied or pickled."""
 
@@ -61,6 +75,7 @@ class ModuleHook(Uncopied):
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self._call = functools.partial(function, *arguments)
         self._untraced: Callable[..., Any] | None = None
+        _stay_uncompiled()
 
     def __call__(self, *args: Any) -> Any:
         # torch.compile splits its graph at a hook instead of tracing the engine.
@@ -75,8 +90,4 @@ class ModuleHook(Uncopied):
             dynamo = sys.modules["torch._dynamo"]
             untraced = dynamo.disable(self._call.func)
             self._untraced = functools.partial(untraced, *self._call.args)
-            # The module's call runs uncompiled then, and these functions as part of it. They would
-            # be compiled anew for every hook, up to the compiler's limit.
-            for function in (ModuleHook.__call__, ModuleHook._call_untraced):
-                dynamo.eval_frame.skip_code(function.__code__)
         return self._untraced(*args)

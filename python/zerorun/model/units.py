@@ -20,6 +20,7 @@ from zerorun import _C
 from zerorun.config import given_values, value_of
 
 COMPILED = "_orig_mod"  # where torch.compile(module) keeps the module
+_CHECKPOINTED = "_checkpoint_wrapped_module"  # and checkpoint_wrapper(module)
 _SMALL = 16384  # elements
 
 _Choice: TypeAlias = type[nn.Module] | str
@@ -186,11 +187,11 @@ def _check_met(model: nn.Module, rule: UnitRule, what: str) -> None:
 
 
 def plain_name(name: str) -> str:
-    """The name without the wrappers that torch.compile puts around modules, so that checkpoints of
-    compiled models and of others are the same."""
-    if COMPILED not in name:
+    """The name without the wrappers that torch.compile and activation checkpointing put around
+    modules, so that checkpoints of such models and of others are the same."""
+    if COMPILED not in name and _CHECKPOINTED not in name:
         return name
-    return ".".join(part for part in name.split(".") if part != COMPILED)
+    return ".".join(part for part in name.split(".") if part not in {COMPILED, _CHECKPOINTED})
 
 
 # --- leaf modules, which are gathered with all modules inside them ---

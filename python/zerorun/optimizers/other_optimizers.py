@@ -23,9 +23,11 @@ def watch() -> None:
 
 
 def _look_at(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    inside = (v for v in vars(optimizer).values() if isinstance(v, torch.optim.Optimizer))
-    if any(map(_is_an_engines, (optimizer, *inside))):
-        return  # an engine's, the one that was given for it, or a wrapper of one
+    inside: list[Any] = [optimizer]
+    for value in vars(optimizer).values():
+        inside += value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(v, torch.optim.Optimizer) and _is_an_engines(v) for v in inside):
+        return  # an engine's, the one that was given for it, or a wrapper of one or several
     in_backward = torch._C._current_graph_task_id() >= 0
     engines: dict[Shards, None] = {}
     for group in optimizer.param_groups:

@@ -1,12 +1,16 @@
 """What a checkpoint says of a training besides its tensors, compared before anything changes."""
 
 import math
+import weakref
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from zerorun import _C
 from zerorun.optimizers.lr_scheduler import LrScheduler
+from zerorun.process_state import STATE
 
 DECOUPLED = "decoupled_weight_decay"  # torch's name of AdamW's kind of decay in a group
 COMMON_STATES = "zerorun_common_states"  # a key of group settings: states of no parameter
@@ -153,3 +157,24 @@ def check_schedule(scheduler: Any, state: Any, where: str) -> None:
     if isinstance(scheduler, LrScheduler):
         # Before the first step it is -1.
         whole_number(state["last_batch_iteration"], "last_batch_iteration", where, low=-1)
+
+
+def copy_of_now(tensor: torch.Tensor, shards: Any) -> torch.Tensor:
+    """The tensor, of which check_current() knows by which step it was made."""
+    STATE.copies = STATE.copies or WeakIdKeyDictionary()
+    STATE.copies[tensor] = weakref.ref(shards), shards.core.step_count
+    return tensor
+
+
+def check_current(states: Any) -> None:
+    """Raises ConfigError for such a tensor in them if its engine has stepped since."""
+    kept = STATE.copies or {}
+    for tensor in filter(torch.is_tensor, tree_leaves(states) if kept else ()):
+        shards, then = kept.get(tensor, (lambda: None, 0))
+        now = then if shards() is None else shards().core.step_count
+        if now != then:
+            raise _C.ConfigError(
+                f"torch.distributed.checkpoint: a state dict of step {then} was to be saved at "
+                f"step {now}: its values are copies, which do not follow the engine's, as FSDP2's "
+                "would. Get it again for each save; to save what was then, give clones of them"
+            )

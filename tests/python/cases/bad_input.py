@@ -189,6 +189,9 @@ def case_contradictions_are_value_errors() -> None:
     refused("optimizer: got <class 'list'>, expected a torch optimizer", optimizer=[])
     refused("init and weights are for a model on the meta device", weights={})
     raises(ValueError, "expected a torch.nn.Module", shard, "model")
+    with_process_group()
+    ddp = nn.parallel.DistributedDataParallel(make())
+    raises(ValueError, "leave DistributedDataParallel out", shard, ddp)
     message = "call model.float() before"
     raises(ValueError, message, lambda: shard(make().half(), dtype=torch.float32))
     engine = shard(model, optimizer=AdamW)  # the errors left the model alone

@@ -115,10 +115,22 @@ class Wrapper(torch.optim.Optimizer):
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
         super().__init__(base.param_groups, {})
-        self.base = base
+        self.base: Any = base
 
     def step(self, closure: Any = None) -> None:
         self.base.step(closure)
+
+
+class Container(Wrapper):
+    """Steps all that it has, as torchtitan's does."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base)
+        self.base = [base]
+
+    def step(self, closure: Any = None) -> None:
+        for each in self.base:
+            each.step(closure)
 
 
 def case_the_given_optimizer_may_be_wrapped_and_reset() -> None:
@@ -127,7 +139,8 @@ def case_the_given_optimizer_may_be_wrapped_and_reset() -> None:
         optimizer = adamw(model)
         engine = shard(model, stage=stage, optimizer=optimizer)
         frozen = model.blocks[0].up.weight.requires_grad_(False)
-        for each in (Wrapper(optimizer), optimizer, torch.optim.SGD([frozen], lr=0.1)):
+        others = Wrapper(optimizer), Container(optimizer), torch.optim.SGD([frozen], lr=0.1)
+        for each in (*others, optimizer):
             before = values_of(engine)
             own_loss(model, 0).backward()
             each.step()

@@ -122,6 +122,34 @@ def case_states_go_on_through_torchs_checkpoints(folder: Path) -> None:
         assert train(engine, 2, first=2) == expected
 
 
+def case_saves_of_a_state_dict_that_was_kept_have_the_values_of_now_or_are_an_error(
+    folder: Path,
+) -> None:
+    """FSDP2's follow the steps: programs get them once, and save them again and again."""
+    with_process_group()
+    for stage in STAGES:
+        engine, optimizer = engine_at(stage)
+        kept = get_model_state_dict(engine.module)
+        dcp.save({"model": kept}, checkpoint_id=str(folder / f"{stage} at 0"))
+        train(engine, 1)
+        path = {"checkpoint_id": str(folder / f"{stage}")}
+        if stage == 3:
+            for states in (kept, get_optimizer_state_dict(engine.module, optimizer)):
+                train(engine, 1, first=1)
+                then = engine._core.step_count - 2
+                for save in (dcp.save, dcp.async_save):
+                    text = f"a state dict of step {then} was to be saved at step {then + 2}"
+                    refuses(text, save, {"states": states}, **path)
+            clones = {name: value.clone() for name, value in kept.items()}
+            dcp.save({"model": clones}, checkpoint_id=str(folder / "clones"))
+            kept = get_model_state_dict(engine.module)
+        dcp.save({"model": kept}, **path)
+        expected = get_model_state_dict(engine.module, options=FULL)
+        found = {name: torch.zeros_like(value) for name, value in expected.items()}
+        dcp.load({"model": found}, **path)
+        assert_same(found, expected)
+
+
 def case_whole_states_of_one_rank_go_on_everywhere() -> None:
     with_process_group()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
