@@ -1,5 +1,6 @@
 """``optimizer.state`` of an engine, against torch's optimizer on the whole model."""
 
+import collections
 import copy
 import functools
 import inspect
@@ -195,6 +196,28 @@ def case_states_that_a_program_changes_count_or_are_an_error() -> None:
     engine.step()
     copied = optimizer.state[wide.weight]["exp_avg"]
     raises(NotImplementedError, "safe_set_full_optimizer_state", copied.mul_, 0.5)
+
+
+def case_states_that_a_program_replaces_begin_anew() -> None:
+    for make_optimizer, name in ((adamw, "exp_avg"), (sgd, "momentum_buffer")):
+        plain, of_plain = trained(make_optimizer)
+        of_plain.state = collections.defaultdict(dict)
+        torch_step(plain, of_plain, STEPS)
+        for stage in STAGES:
+            model = make()
+            engine, optimizer, *_ = initialize(model, make_optimizer(model), config=config(stage))
+            train(engine, STEPS)
+            kept = optimizer if stage % 2 else engine.optimizer.optimizer
+            kept.state = {next(model.parameters()): {}}
+            refuses("optimizer.state was replaced", engine.step)
+            kept.state = collections.defaultdict(dict)
+            train(engine, 1, first=STEPS)
+            for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+                found = optimizer.state[parameter]
+                assert int(found.get("step", 1)) == 1
+                value = whole(engine, found.get(name, torch.empty(0)))
+                expected = of_plain.state[other][name].view(value.shape)
+                assert torch.allclose(value, expected, atol=1e-6)
 
 
 def case_states_in_8_bits_are_those_of_deepspeeds_file(folder: Path) -> None:

@@ -37,7 +37,7 @@ def _lines_of_modules() -> dict[str, list[str]]:
         if line:
             lines.append(line)
     # Of earlier versions: Megatron-DeepSpeed imports it whether it compresses or not.
-    found["compression.compress"] = ["compression.compress", "def init_compression redundancy_clean"]
+    found["compression.compress"] = ["", "def init_compression redundancy_clean"]
     return found
 
 
