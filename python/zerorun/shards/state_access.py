@@ -1,5 +1,6 @@
 """Reading and writing the states of one parameter, on this rank or on all."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +29,8 @@ class PartOfState(torch.Tensor):
     ) -> Any:
         name = getattr(func, "__name__", "")
         in_place = name in {"__set__", "__setitem__"} or (name[-1:] == "_" and name[-2:] != "__")
-        if in_place and isinstance(args[0], PartOfState):
+        changed = args[0] if args and isinstance(args[0], list) else args[:1]  # of torch._foreach_
+        if in_place and any(isinstance(each, PartOfState) for each in changed):
             raise NotImplementedError(
                 f"{name} on a copy or part of the optimizer's values would leave others as they "
                 "are: set them with safe_set_full_fp32_param, safe_set_full_optimizer_state or "
@@ -40,6 +42,13 @@ class PartOfState(torch.Tensor):
                 memory = {each.untyped_storage().data_ptr() for each in (result, given)}
                 return result.as_subclass(cls) if len(memory) == 1 else result
         return result
+
+    # Copies, also in files, are tensors like others.
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return copy.deepcopy(self.as_subclass(torch.Tensor), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
 
 
 class StateAccess:

@@ -195,7 +195,11 @@ def case_states_that_a_program_changes_count_or_are_an_error() -> None:
     engine.backward(engine(torch.ones(1, 64)).square().mean())
     engine.step()
     copied = optimizer.state[wide.weight]["exp_avg"]
-    raises(NotImplementedError, "safe_set_full_optimizer_state", copied.mul_, 0.5)
+    for refused in (lambda: copied.mul_(0.5), lambda: torch._foreach_mul_([copied], 0.5)):
+        raises(NotImplementedError, "safe_set_full_optimizer_state", refused)
+    for again in (copy.deepcopy(copied), pickle.loads(pickle.dumps(copied))):  # noqa: S301
+        assert type(again) is torch.Tensor
+        assert torch.equal(again, copied)
 
 
 def case_states_that_a_program_replaces_begin_anew() -> None:
