@@ -102,8 +102,8 @@ class ShardOptimizer(torch.optim.Optimizer):
     def __init__(self, shards: Shards, basic: torch.optim.Optimizer) -> None:
         super().__init__(basic.param_groups, basic.defaults)
         self.param_groups = basic.param_groups
-        self.state: Any = self.states_class(shards)
-        self._states = self.state
+        self._states: Any = self.states_class(shards)
+        self.state: Any = self._states
         self.optimizer = basic
         self.overflow = False
         self.shards = shards
