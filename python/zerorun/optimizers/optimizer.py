@@ -102,7 +102,8 @@ class ShardOptimizer(torch.optim.Optimizer):
     def __init__(self, shards: Shards, basic: torch.optim.Optimizer) -> None:
         super().__init__(basic.param_groups, basic.defaults)
         self.param_groups = basic.param_groups
-        self.state: Any = self.states_class(shards)
+        self._states: Any = self.states_class(shards)
+        self.state: Any = self._states
         self.optimizer = basic
         self.overflow = False
         self.shards = shards
@@ -126,6 +127,7 @@ class ShardOptimizer(torch.optim.Optimizer):
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""
         self._check_groups()
+        self._take_replaced_states()
         if self.shards.torch_states is not None:  # torch calls its hooks
             return self._update()
         return self.given.with_step_hooks(self._update)
@@ -174,6 +176,19 @@ class ShardOptimizer(torch.optim.Optimizer):
                 "when they were sharded: give initialize all parameters; requires_grad_(False) "
                 "leaves some out of a step"
             )
+
+    def _take_replaced_states(self) -> None:
+        """After `optimizer.state = {}` of either, on every rank, the states begin anew."""
+        replaced = [one for one in (self, self.optimizer) if vars(one)["state"] is not self._states]
+        if any(one.state for one in replaced):
+            raise _C.ConfigError(
+                "step: optimizer.state was replaced, but the engine has the states: set them with "
+                "safe_set_full_optimizer_state, or all with load_state_dict"
+            )
+        for one in replaced:
+            one.state = self._states
+        if replaced:
+            parameter_states.FullStates(self.shards, self.param_groups).put({})
 
     def tell_hyperparameters(self) -> None:
         """Tells the core's rule what the groups say; another optimizer reads its own."""

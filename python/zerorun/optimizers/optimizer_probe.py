@@ -52,7 +52,7 @@ def check_elementwise(optimizer: torch.optim.Optimizer, device: torch.device) ->
         except Exception as error:  # of whatever the program has brought
             raise _C.ConfigError(
                 f"{name} cannot run on shards: its step on a small matrix failed with "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}; use another, or the configuration's Muon or Lamb"
             ) from error
         if watch.noticed is not None:
             raise _needs_whole(name, f"its step takes '{watch.noticed}' of whole tensors")

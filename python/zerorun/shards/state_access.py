@@ -1,5 +1,6 @@
 """Reading and writing the states of one parameter, on this rank or on all."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,40 @@ from zerorun.shards.shards import Shards
 
 # This rank's intervals of a parameter, with views of their values in the engine's memory.
 _Parts = list[tuple[_C.StateInterval, torch.Tensor]]
+
+
+class PartOfState(torch.Tensor):
+    """Values of a state that programs may read: a copy, or not all that this rank has of it.
+
+    What would change these values alone raises NotImplementedError; so do their views.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        in_place = name in {"__set__", "__setitem__"} or (name[-1:] == "_" and name[-2:] != "__")
+        changed = args[0] if args and isinstance(args[0], list) else args[:1]  # of torch._foreach_
+        if in_place and any(isinstance(each, PartOfState) for each in changed):
+            raise NotImplementedError(
+                f"{name} on a copy or part of the optimizer's values would leave others as they "
+                "are: set them with safe_set_full_fp32_param, safe_set_full_optimizer_state or "
+                "GatheredParameters(params, modifier_rank=0)"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            result, given = func(*args, **(kwargs or {})), args[0] if args else None
+            if isinstance(result, torch.Tensor) and isinstance(given, PartOfState):
+                memory = {each.untyped_storage().data_ptr() for each in (result, given)}
+                return result.as_subclass(cls) if len(memory) == 1 else result
+        return result
+
+    # Copies, also in files, are tensors like others.
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return copy.deepcopy(self.as_subclass(torch.Tensor), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
 
 
 class StateAccess:
@@ -75,13 +110,19 @@ class StateAccess:
 
     def get_kept(self, parameter: nn.Parameter) -> dict[str, Any]:
         """All optimizer states by name, this rank's elements: in the parameter's shape if the rank
-        keeps all of it, else flat. Not collective."""
-        core, shape = self._shards.core, self._shards.layout.shapes[parameter]
+        keeps all of it, else flat. Those that are copies cannot be changed, nor at stage 0 those of
+        which other ranks have copies. Not collective."""
+        core, layout = self._shards.core, self._shards.layout
+        index, shape = layout.ids[parameter], layout.shapes[parameter]
         states = self._numbers(parameter)
+        ranks = self._shards.communicator_of(parameter).world_size
+        copied = self._shards.stage == 0 and self._shards.torch_states is None and ranks > 1
         for name in self._names(parameter):
             parts = [values for _, values in self._parts(parameter, name)]
             near = [part.to(parts[0].device) for part in parts]  # some rest on the host
             kept = parts[0] if len(parts) == 1 else torch.cat(near or [self._none_of(name)])
+            if copied or len(parts) > 1 or f"{name}_scale" in core.state_names(index):
+                kept = kept.as_subclass(PartOfState)
             states[name] = kept.view(shape) if kept.numel() == shape.numel() else kept
         if self._shards.torch_states is None:
             states["step"] = core.step_count

@@ -181,11 +181,13 @@ def case_hooks_may_be_wiped_and_the_module_initialised_again() -> None:
 
 
 def case_what_is_absent_says_so() -> None:
+    from deepspeed.compression.compress import init_compression  # of earlier versions
     from deepspeed.moe.ep_router import TokenChoiceTopKRouter as Router
     from deepspeed.pipe import PipelineModule
 
     assert not isinstance(make(), (Router, PipelineModule))
     raises(NotImplementedError, "init_inference", deepspeed.init_inference, make())
+    raises(NotImplementedError, "quantiz", init_compression, make(), {})
     raises(AttributeError, "nothing_known", lambda: deepspeed.nothing_known)
     assert importlib.util.find_spec("deepspeed.unheard_of") is None
 

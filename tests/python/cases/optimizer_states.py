@@ -1,5 +1,6 @@
 """``optimizer.state`` of an engine, against torch's optimizer on the whole model."""
 
+import collections
 import copy
 import functools
 import inspect
@@ -161,6 +162,66 @@ def case_states_that_move_to_their_own_device_stay() -> None:
 
     if optimizer.state[parameter]["exp_avg"].numel():
         refuses("safe_set_full_optimizer_state", replace)
+
+
+def case_states_that_a_program_changes_count_or_are_an_error() -> None:
+    """As a program that begins anew with merged adapters changes them, on every rank."""
+
+    def change(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for parameter in model.parameters():
+            optimizer.state[parameter]["exp_avg"].mul_(0.5)
+
+    plain, of_plain = trained(adamw)
+    change(plain, of_plain)
+    torch_step(plain, of_plain, STEPS)
+    for stage in STAGES:
+        model = make()
+        engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage))
+        train(engine, STEPS)
+        if stage == 0 and WORLD_SIZE > 1:  # where ranks would differ afterwards
+            for kept in (optimizer, engine.optimizer.optimizer):
+                refused = functools.partial(change, model, kept)
+                raises(NotImplementedError, "safe_set_full_optimizer_state", refused)
+            continue
+        change(model, optimizer)
+        train(engine, 1, first=STEPS)
+        for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+            value = whole(engine, optimizer.state[parameter]["exp_avg"])
+            expected = of_plain.state[other]["exp_avg"].view(value.shape)
+            assert torch.allclose(value, expected, atol=1e-6)
+    wide = nn.Linear(64, 256)
+    cut = {"offload_optimizer": {"device": "cpu"}, "sub_group_size": 1024}  # several chunks a rank
+    engine, optimizer, *_ = initialize(wide, adamw(wide), config=config(1, cut))
+    engine.backward(engine(torch.ones(1, 64)).square().mean())
+    engine.step()
+    copied = optimizer.state[wide.weight]["exp_avg"]
+    for refused in (lambda: copied.mul_(0.5), lambda: torch._foreach_mul_([copied], 0.5)):
+        raises(NotImplementedError, "safe_set_full_optimizer_state", refused)
+    for again in (copy.deepcopy(copied), pickle.loads(pickle.dumps(copied))):  # noqa: S301
+        assert type(again) is torch.Tensor
+        assert torch.equal(again, copied)
+
+
+def case_states_that_a_program_replaces_begin_anew() -> None:
+    for make_optimizer, name in ((adamw, "exp_avg"), (sgd, "momentum_buffer")):
+        plain, of_plain = trained(make_optimizer)
+        of_plain.state = collections.defaultdict(dict)
+        torch_step(plain, of_plain, STEPS)
+        for stage in STAGES:
+            model = make()
+            engine, optimizer, *_ = initialize(model, make_optimizer(model), config=config(stage))
+            train(engine, STEPS)
+            kept = optimizer if stage % 2 else engine.optimizer.optimizer
+            kept.state = {next(model.parameters()): {}}
+            refuses("optimizer.state was replaced", engine.step)
+            kept.state = collections.defaultdict(dict)
+            train(engine, 1, first=STEPS)
+            for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+                found = optimizer.state[parameter]
+                assert int(found.get("step", 1)) == 1
+                value = whole(engine, found.get(name, torch.empty(0)))
+                expected = of_plain.state[other][name].view(value.shape)
+                assert torch.allclose(value, expected, atol=1e-6)
 
 
 def case_states_in_8_bits_are_those_of_deepspeeds_file(folder: Path) -> None:

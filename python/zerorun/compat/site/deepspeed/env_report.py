@@ -5,7 +5,7 @@ import sys
 
 
 def main(*_args: object, **_options: object) -> None:
-    sys.exit(subprocess.run(["zerorun", "env"], check=False).returncode)
+    sys.exit(subprocess.run([sys.executable, "-m", "zerorun", "env"], check=False).returncode)
 
 
 cli_main = main

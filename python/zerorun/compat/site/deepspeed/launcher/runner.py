@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import re
-import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -34,10 +33,8 @@ def main(args: list[str] | None = None) -> None:
     given, _ = parser.parse_known_args(args)
     if (given.num_nodes or given.num_gpus) and (given.include or given.exclude):
         raise ValueError("Cannot specify num_nodes/gpus with include/exclude")
-    command = shutil.which("zerorun")
-    if command is None:
-        sys.exit("deepspeed (zerorun): the command zerorun is not in PATH")
-    os.execv(command, [command, "--deepspeed_compat", *(sys.argv[1:] if args is None else args)])
+    command = [sys.executable, "-m", "zerorun", "--deepspeed_compat"]
+    os.execv(sys.executable, [*command, *(sys.argv[1:] if args is None else args)])
 
 
 # The options of DeepSpeed's launcher that take a value, by their type and default; and the flags.

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.optimizers.parameter_states import ParameterStates
 from zerorun.optimizers.saved_values import is_decoupled
-from zerorun.shards.state_access import StateAccess
+from zerorun.shards.state_access import PartOfState, StateAccess
 from zerorun.shards.torch_optimizer import MODES
 from zerorun.zero import GatheredParameters
 
@@ -26,37 +26,11 @@ from deepspeed.runtime.zero.utils import estimate_all_cold, estimate_all_live
 
 # --- the masters and states of a parameter group, each as one flat tensor ---
 
-_SETTERS = (
-    "deepspeed.utils.safe_set_full_fp32_param, safe_set_local_fp32_param or "
-    "GatheredParameters(params, modifier_rank=0)"
-)
 
-
-class FlatMasters(torch.Tensor):
-    """A copy of this rank's masters of one group: zerorun keeps them in several places.
-
-    What would change the copy alone raises NotImplementedError; so do its views.
-    """
+class FlatMasters(PartOfState):
+    """A copy of this rank's masters of one group: zerorun keeps them in several places."""
 
     group: "FlatGroup"
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        in_place = name in {"__set__", "__setitem__"} or (name[-1:] == "_" and name[-2:] != "__")
-        if in_place and isinstance(args[0], FlatMasters):
-            raise NotImplementedError(
-                f"{name} on a copy of the optimizer's masters would not reach zerorun's: set them "
-                f"with {_SETTERS}"
-            )
-        with torch._C.DisableTorchFunctionSubclass():
-            result, given = func(*args, **(kwargs or {})), args[0] if args else None
-            if isinstance(result, torch.Tensor) and isinstance(given, FlatMasters):
-                memory = {each.untyped_storage().data_ptr() for each in (result, given)}
-                return result.as_subclass(cls) if len(memory) == 1 else result
-        return result
 
 
 class FlatGroup:

@@ -198,11 +198,11 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         """The whole model on rank 0, None elsewhere. Collective."""
         return full_state_dict(self.module, self._ranks, exclude_frozen_parameters)
 
-    def _zero3_consolidated_16bit_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> Any:
         """The same at stage 3; ValueError below."""
         if not self.zero_optimization_partition_weights():
             raise ValueError("this function requires ZeRO-3 mode")
-        return self._consolidated_16bit_state_dict(*args, **kwargs)
+        return self._consolidated_16bit_state_dict(exclude_frozen_parameters)
 
     def save_checkpoint(
         self,

@@ -78,7 +78,7 @@ def assert_lst_len_same_as_other_ranks(lst: list[int]) -> None:
 
 def print_plan(total_params: int, num_gpus_per_node: int, num_nodes: int) -> None:
     """Prints the bytes of each rank and host for a model of that size."""
-    command = ["zerorun", "plan", "--model", str(total_params)]
+    command = [sys.executable, "-m", "zerorun", "plan", "--model", str(total_params)]
     command += ["--world_size", str(num_gpus_per_node * num_nodes)]
     command += ["--ranks_per_host", str(num_gpus_per_node)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
