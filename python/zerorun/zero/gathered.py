@@ -42,8 +42,8 @@ class GatheredParameters:
 
     The interface is DeepSpeed's.
 
-    - `params`: a parameter or any iterable of them. Parameters of no engine, and duplicates, are
-      allowed and ignored.
+    - `params`: a parameter or any iterable of them, in any order, which may differ between ranks.
+      Parameters of no engine, and duplicates, are allowed and ignored.
     - `modifier_rank`: this rank's changes are sent to all ranks and to the fp32 masters, at every
       stage (DeepSpeed: at stage 3 only). None: the changes of each rank are local and end with the
       block (merged adapters); with ``zero_optimization.enable_sanity_checks`` they raise
@@ -82,6 +82,9 @@ class GatheredParameters:
                 self._partitions.append(partition)
                 if fwd_module is not None:
                     register_external_parameter(fwd_module, partition.parameter)
+        # A set has another order on each rank, and what follows is collective.
+        self._partitions.sort(key=lambda partition: partition.parameter.ds_id)
+        self._replicated.sort(key=lambda kept: kept[0].layout.names[kept[1]])
 
     def __enter__(self) -> None:
         for shards in self._shards:

@@ -74,6 +74,21 @@ def case_gathered_parameters_take_anything() -> None:
             assert parameter.shape == EMPTY
 
 
+def case_parameters_may_have_another_order_on_each_rank() -> None:
+    # As those of a set have: transformers gives one of what a checkpoint lacks.
+    with Init():
+        made = make()
+    for model in (made, *(started(config(stage))[0] for stage in STAGES)):
+        parameters = list(model.parameters())
+        listed = parameters[::-1] if RANK else parameters
+        with GatheredParameters(listed, modifier_rank=0), torch.no_grad():
+            for number, parameter in enumerate(parameters):
+                parameter.fill_(-1.0 if RANK else number)
+        with GatheredParameters(listed):
+            found = [parameter.unique().tolist() for parameter in parameters]
+        assert found == [[number] for number in range(len(parameters))]
+
+
 def case_constructors_change_layers_that_init_has_sharded() -> None:
     class Changed(nn.Module):
         def __init__(self, rank: int) -> None:
