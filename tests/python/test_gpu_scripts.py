@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 from gpu_machine import PROGRAM, PROGRAMS, Machine, write_program
-from ranks import passed, ran
+from ranks import ROOT, passed, ran
 
 
 @pytest.fixture
-def machine(tmp_path: Path, root: Path) -> Machine:
-    return Machine(tmp_path, root)
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
 
 
 def verdicts(text: str) -> dict[str, str]:
@@ -90,12 +90,12 @@ def test_runs_every_check_on_packed_programs(machine: Machine) -> None:
 
 
 def test_every_layer_runs_once_and_the_most_telling_steps_first(
-    machine: Machine, root: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = verdicts(passed(machine.check(script="gpu_first")).stdout)
     assert set(found.values()) == {"pass"}
     references = {"fp32_cpu1_stage0", "bf16_cpu1_stage0", "fp32_cpu2_stage0"}
-    monkeypatch.syspath_prepend(root / "scripts")
+    monkeypatch.syspath_prepend(ROOT / "scripts")
     steps = importlib.import_module("gpu_steps")
     assert tuple(name for name in found if name not in references) == steps.FIRST
     assert set(found) == {*steps.FIRST, *references}
@@ -366,8 +366,8 @@ def test_a_machine_without_git_runs_what_was_packed(machine: Machine) -> None:
     assert ", commit 0123456789ab-dirty\n" in machine.report()
 
 
-def test_the_commands_of_the_page_about_gpus_are_right(machine: Machine, root: Path) -> None:
-    page = (root / "docs/gpu.md").read_text()
+def test_the_commands_of_the_page_about_gpus_are_right(machine: Machine) -> None:
+    page = (ROOT / "docs/gpu.md").read_text()
     lines = re.findall(r"^scripts/(gpu_\w+)(.*?)(?: #.*)?$", page, re.MULTILINE)
     assert {script for script, _ in lines} == {"gpu_check", "gpu_first"}
     fake_build(machine)

@@ -3,11 +3,6 @@
 import copy
 import functools
 import itertools
-from pathlib import Path
-
-import torch
-import zerorun
-from torch import nn
 
 from cases.models import *
 

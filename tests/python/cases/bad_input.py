@@ -4,11 +4,6 @@ import functools
 import itertools
 import warnings
 
-import pytest
-import torch
-import zerorun
-from torch import nn
-
 from cases.models import *
 
 

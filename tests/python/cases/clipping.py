@@ -4,11 +4,7 @@ import inspect
 import sys
 import types
 from collections.abc import Iterable
-from typing import Any
 
-import pytest
-import torch
-from torch import nn
 from zerorun.shards import clipping
 
 from cases.models import *

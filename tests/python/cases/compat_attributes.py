@@ -2,13 +2,10 @@
 
 import argparse
 import json
-import os
 from unittest import mock
 
 import deepspeed
 import pydantic
-import torch
-import zerorun
 from deepspeed.elasticity import elasticity_enabled, ensure_immutable_elastic_config
 from deepspeed.elasticity.config import *
 from deepspeed.runtime import lr_schedules, precision_config

@@ -1,15 +1,11 @@
 """What programs that use DeepSpeed's smaller interfaces meet, one case each."""
 
-import os
 import shutil
 import sys
 import types
-from pathlib import Path
 from unittest.mock import patch
 
 import deepspeed
-import torch
-import zerorun
 from deepspeed.checkpoint import UNIVERSAL_CHECKPOINT_INFO, ds_to_universal
 
 from cases.compat import begin, start

@@ -2,13 +2,9 @@
 `.grad` of parameters at stage 0, which they log, clip, replace and clear."""
 
 import itertools
-from collections.abc import Callable
 
 import deepspeed
-import pytest
-import torch
 from deepspeed import utils
-from torch import nn
 
 from cases.compat import begin, start
 from cases.models import *

@@ -1,17 +1,12 @@
 """What DeepSpeed's helpers beside the engine do: checkpointing, hosts, logs, tiles, sections."""
 
 import base64
-import contextlib
 import io
 import itertools
 import json
-import os
 import types
-from pathlib import Path
 
 import deepspeed
-import torch
-import zerorun
 
 from cases.compat import begin, start
 from cases.models import *

@@ -1,15 +1,8 @@
 """torch.compile with its own backend, which makes C++ of a model's blocks."""
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import torch
 import torch._inductor.config
-import zerorun
-from tied_model import Model
-from torch import nn
 from zerorun import consolidate, torch_seam
 
 from cases.models import *

@@ -1,13 +1,7 @@
 """Checkpoints in DeepSpeed's layout, written by hand: kinds that are not among those in data/."""
 
 import functools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import torch
-import zerorun
-from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,

@@ -1,16 +1,9 @@
 """Models of torch's parallelize_module on a mesh of 2 x 2 ranks, against those of one process."""
 
-import contextlib
 import io
 import runpy
 import sys
-from pathlib import Path
-from typing import Any
 
-import pytest
-import torch
-import zerorun
-from torch import nn
 from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

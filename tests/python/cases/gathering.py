@@ -3,9 +3,6 @@
 import time
 from unittest.mock import patch
 
-import pytest
-import torch
-from torch import nn
 from torch._C import _len_torch_function_stack
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint

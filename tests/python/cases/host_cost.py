@@ -2,11 +2,6 @@
 
 import sys
 import warnings
-from collections.abc import Callable
-from pathlib import Path
-
-import torch
-from torch import nn
 
 from cases.models import *
 from cases.random_modules import WIDTH, Summing

@@ -1,9 +1,6 @@
 """zero.Init where ranks train on GPUs (that are not there): see fake_torch_cuda.py."""
 
 import fake_torch_cuda
-import pytest
-import torch
-import zerorun
 
 from cases.models import *
 

@@ -5,14 +5,8 @@ import json
 import pickle
 import shutil
 import tarfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import torch
 import uneven_model
-import zerorun
-from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from uneven_model import CONTINUED, SAVED_AFTER, UnevenModel, groups_of, make_model
 from zerorun import communicator

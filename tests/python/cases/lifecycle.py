@@ -2,14 +2,7 @@
 
 import gc
 import itertools
-import os
 import weakref
-from pathlib import Path
-
-import pytest
-import torch
-import zerorun
-from torch import nn
 
 from cases.models import *
 

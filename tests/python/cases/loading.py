@@ -1,17 +1,9 @@
 """How a model's values come into an engine: the ranks' meeting, failures on the way, memory."""
 
-import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator
-from typing import Any
 from unittest import mock
 
-import pytest
-import torch
-import torch.distributed as dist
-import zerorun
-from torch import nn
 from zerorun import communicator, host_memory
 from zerorun.shards.parameters import Loading
 

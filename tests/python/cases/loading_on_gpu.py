@@ -1,17 +1,10 @@
 """Memory of a (fake) GPU while a model comes into an engine."""
 
 import gc
-import os
 import sys
-from typing import Any
 from unittest import mock
 
 import fake_torch_cuda
-import pytest
-import torch
-import torch.distributed as dist
-import zerorun
-from torch import nn
 from zerorun import device
 from zerorun.shards.parameters import Loading
 from zerorun.shards.shards import Policy, Shards

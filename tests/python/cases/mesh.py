@@ -3,14 +3,6 @@
 import functools
 import shutil
 import types
-from pathlib import Path
-from typing import Any
-
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-import zerorun
-from torch import nn
 
 from cases import parts
 from cases.models import *

@@ -1,17 +1,12 @@
 """Figures of steps, and what reports them, against mathematics and torch."""
 
-import contextlib
 import csv
 import gc
 import io
 import json
-import math
 import time
 import unittest.mock
-from pathlib import Path
 
-import torch
-import zerorun
 import zerorun.metrics
 import zerorun.metrics.meter
 from zerorun import monitor

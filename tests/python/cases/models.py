@@ -1,4 +1,5 @@
-"""Small models, data and a reference for the cases."""
+"""Small models, data and a reference for the cases; and the imports that most files of cases need,
+which take `from cases.models import *`."""
 
 import contextlib
 import logging

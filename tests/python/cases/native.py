@@ -1,12 +1,7 @@
 """zerorun.shard: keywords instead of a configuration, units, and models on the meta device."""
 
 import functools
-from pathlib import Path
-from typing import Any
 
-import torch
-from tied_model import VOCABULARY, Block
-from torch import nn
 from zerorun.model.units import find_units
 
 from cases.models import *

@@ -3,14 +3,7 @@
 import copy
 import functools
 import inspect
-import math
 import pickle
-from collections.abc import Callable
-from pathlib import Path
-
-import torch
-import zerorun
-from torch import nn
 
 from cases.interchange import engine_for, unpack
 from cases.models import *

@@ -3,13 +3,7 @@
 import copy
 import functools
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
-
-import torch
-import zerorun
-from torch import nn
 
 from cases.models import *
 

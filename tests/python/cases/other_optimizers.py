@@ -3,13 +3,8 @@
 import collections
 import gc
 import warnings
-from typing import Any
 
 import deepspeed
-import pytest
-import torch
-import zerorun
-from torch import nn
 
 from cases.models import *
 

@@ -1,12 +1,8 @@
 """The place of states and parameters changes no number."""
 
 import ctypes
-import os
-from pathlib import Path
 from unittest.mock import patch
 
-import torch
-from torch import nn
 from zerorun.hooks import shared_unit
 
 from cases.models import *

@@ -6,17 +6,9 @@ import runpy
 import sys
 import types
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import peft
-import pytest
-import torch
-import torch.distributed as dist
-import zerorun
-from torch import nn
 from zerorun.checkpoints.streaming import ParameterBucket
 
 from cases.models import *

@@ -3,12 +3,8 @@
 import copy
 import functools
 import importlib
-from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
-import zerorun
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,

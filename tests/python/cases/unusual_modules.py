@@ -5,11 +5,6 @@ import dataclasses
 import functools
 import types
 
-import torch
-import torch.nn.functional as F
-from tied_model import VOCABULARY
-from torch import nn
-
 from cases.models import *
 from cases.random_modules import BOXES, WAYS, WIDTH, Giver, OwnData, SlottedData, Taker
 

@@ -1,16 +1,9 @@
 """zerorun.zero: partitioned parameters before and after initialize, and access to states."""
 
-import contextlib
 import copy
 import functools
 import gc
-from pathlib import Path
 
-import pytest
-import torch
-import zerorun
-from tied_model import Block
-from torch import nn
 from zerorun import zero
 from zerorun.model.partition import partition_of
 from zerorun.model.private_partition import PrivatePartition
