@@ -1,9 +1,5 @@
 """Micro-steps, batches of them, and gradients that come late or not at all."""
 
-import copy
-import functools
-import itertools
-
 from cases.models import *
 
 Halves = tuple[torch.Tensor, torch.Tensor]

@@ -2,7 +2,6 @@
 
 import ctypes
 import time
-from unittest import mock
 
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file

@@ -1,7 +1,5 @@
 """torch.autocast around models whose parameters come and go."""
 
-import warnings
-
 from cases.models import *
 
 

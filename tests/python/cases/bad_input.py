@@ -1,9 +1,5 @@
 """What users get wrong: typed errors that name module, parameter and argument, on every rank."""
 
-import functools
-import itertools
-import warnings
-
 from cases.models import *
 
 

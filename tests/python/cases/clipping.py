@@ -1,8 +1,6 @@
 """torch's functions that clip, where the gradients are an engine's."""
 
 import inspect
-import sys
-import types
 from collections.abc import Iterable
 
 from zerorun.shards import clipping

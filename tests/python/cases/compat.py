@@ -3,10 +3,7 @@
 import base64
 import importlib.metadata
 import importlib.util
-import json
 import subprocess
-import sys
-import types
 
 import deepspeed
 

@@ -1,14 +1,8 @@
 """What scripts ask of DeepSpeed's engine and optimizer."""
 
 import inspect
-import subprocess
-import sys
-import types
 
-import deepspeed
-
-from cases.compat import start
-from cases.models import *
+from cases.compat import *
 
 
 class Progress:

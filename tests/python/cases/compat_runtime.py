@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import deepspeed
 from deepspeed.profiling.flops_profiler import FlopsProfiler, get_model_profile
 from deepspeed.runtime import utils
 from deepspeed.runtime.data_pipeline.curriculum_scheduler import CurriculumScheduler
@@ -13,8 +12,7 @@ from deepspeed.runtime.sparse_tensor import SparseTensor
 from deepspeed.utils import bwc
 from zerorun import experts
 
-from cases.compat import begin, start
-from cases.models import *
+from cases.compat import *
 
 
 def graded(*gradients: list[float]) -> list[nn.Parameter]:

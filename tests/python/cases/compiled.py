@@ -1,7 +1,5 @@
 """torch.compile with its own backend, which makes C++ of a model's blocks."""
 
-import warnings
-
 import torch._inductor.config
 from zerorun import consolidate, torch_seam
 

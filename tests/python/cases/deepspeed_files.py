@@ -1,7 +1,5 @@
 """Checkpoints in DeepSpeed's layout, written by hand: kinds that are not among those in data/."""
 
-import functools
-
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,

@@ -2,7 +2,6 @@
 
 import io
 import runpy
-import sys
 
 from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import init_device_mesh

@@ -1,7 +1,6 @@
 """What becomes of changes within GatheredParameters, and of modules that are changed under Init."""
 
 import time
-from unittest.mock import patch
 
 from torch._C import _len_torch_function_stack
 from torch.optim.swa_utils import AveragedModel
@@ -305,7 +304,7 @@ def case_a_full_tensor_has_a_backward() -> None:
         begun = set()
         for _ in range(3):  # the graph of one step lives until the next one's is made
             watch = {"autospec": True, "side_effect": begin_backward}
-            with patch.object(ModuleCall, "begin_backward", **watch) as begin:
+            with mock.patch.object(ModuleCall, "begin_backward", **watch) as begin:
                 loss = penalized(model, full_tensor)
                 loss.backward()
             begun.add(begin.call_count)

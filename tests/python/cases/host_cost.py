@@ -1,7 +1,6 @@
 """What stage 3 costs the host, counted, and modules that are called without their unit."""
 
 import sys
-import warnings
 
 from cases.models import *
 from cases.random_modules import WIDTH, Summing

@@ -1,7 +1,5 @@
 """Other programs' checkpoints in engines; real DeepSpeed and PyTorch wrote those in data/."""
 
-import functools
-import json
 import pickle
 import shutil
 import tarfile

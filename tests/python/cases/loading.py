@@ -1,8 +1,6 @@
 """How a model's values come into an engine: the ranks' meeting, failures on the way, memory."""
 
-import itertools
 import weakref
-from unittest import mock
 
 from zerorun import communicator, host_memory
 from zerorun.shards.parameters import Loading

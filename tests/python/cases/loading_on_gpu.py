@@ -1,9 +1,5 @@
 """Memory of a (fake) GPU while a model comes into an engine."""
 
-import gc
-import sys
-from unittest import mock
-
 import fake_torch_cuda
 from zerorun import device
 from zerorun.shards.parameters import Loading

@@ -1,7 +1,5 @@
 """zerorun.nn.linear_cross_entropy: a loss without all logits."""
 
-import itertools
-
 import peft
 from torch.utils._python_dispatch import TorchDispatchMode
 from zerorun.nn import linear_cross_entropy

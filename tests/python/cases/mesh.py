@@ -1,8 +1,6 @@
 """Models that are divided among ranks (2 x 2), against their mathematics in one process."""
 
-import functools
 import shutil
-import types
 
 from cases import parts
 from cases.models import *

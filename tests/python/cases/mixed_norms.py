@@ -1,9 +1,5 @@
 """Batch and instance norms in 16 bits, whose running statistics stay fp32."""
 
-import copy
-import itertools
-import warnings
-
 import deepspeed
 from torch.utils.checkpoint import checkpoint
 

@@ -2,13 +2,22 @@
 which take `from cases.models import *`."""
 
 import contextlib
+import copy
+import functools
+import gc
+import itertools
+import json
 import logging
 import math
 import os
 import re
+import sys
+import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """zerorun.shard: keywords instead of a configuration, units, and models on the meta device."""
 
-import functools
-
 from zerorun.model.units import find_units
 
 from cases.models import *

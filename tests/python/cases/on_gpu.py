@@ -1,7 +1,5 @@
 """A GPU's ways, on the fake one: see fake_torch_cuda.py."""
 
-import gc
-import sys
 from types import SimpleNamespace
 
 import fake_torch_cuda

@@ -1,7 +1,5 @@
 """``optimizer.state`` of an engine, against torch's optimizer on the whole model."""
 
-import copy
-import functools
 import inspect
 import pickle
 

@@ -1,10 +1,5 @@
 """Optimizers and schedulers of torch's on sharded parameters, against torch alone."""
 
-import copy
-import functools
-import warnings
-from unittest import mock
-
 from cases.models import *
 
 

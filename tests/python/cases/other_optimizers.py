@@ -1,8 +1,6 @@
 """Steps of an optimizer that no engine was given, with parameters that are an engine's."""
 
 import collections
-import gc
-import warnings
 
 import deepspeed
 

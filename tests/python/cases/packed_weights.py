@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
-
 from safetensors.torch import load_file, save_file
 from zerorun import consolidate
 from zerorun.interchange.model_files import model_tensors

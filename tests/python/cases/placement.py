@@ -1,7 +1,6 @@
 """The place of states and parameters changes no number."""
 
 import ctypes
-from unittest.mock import patch
 
 from zerorun.hooks import shared_unit
 
@@ -123,6 +122,6 @@ def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go() -> None:
             return result
 
     shared = _train_with_seldom_full_parameters(share=True)
-    with patch.object(shared_unit, "BucketMemory", Counted):
+    with mock.patch.object(shared_unit, "BucketMemory", Counted):
         assert _train_with_seldom_full_parameters(share=False) == shared
     assert most == 1

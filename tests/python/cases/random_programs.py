@@ -1,6 +1,5 @@
 """Drawn models, layouts and loops have the losses, norms and parameters of plain PyTorch."""
 
-import copy
 import random
 from collections.abc import Iterable, Mapping
 

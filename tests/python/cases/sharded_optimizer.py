@@ -1,7 +1,5 @@
 """The sharded optimizer in loops that are not zerorun's, against torch alone."""
 
-import gc
-
 from torch.nn.parallel import DistributedDataParallel
 
 from cases.models import *

@@ -1,7 +1,6 @@
 """What must not happen in silence: results that are empty, steps that are not the optimizer's,
 loads and saves of something else than was asked for."""
 
-import copy
 import pickle
 
 import numpy as np

@@ -1,6 +1,5 @@
 """What runs beside the program and between its steps, its data loaders, and what steps compute."""
 
-import json
 import time
 
 from zerorun.dataloader import RepeatingLoader, ResumableLoader

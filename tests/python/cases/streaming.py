@@ -1,12 +1,8 @@
 """engine.stream_parameters(): the model in flat buckets, for engines that run elsewhere."""
 
 import collections
-import gc
 import runpy
-import sys
-import types
 import weakref
-from unittest import mock
 
 import peft
 from zerorun.checkpoints.streaming import ParameterBucket

@@ -1,7 +1,5 @@
 """PyTorch's get_state_dict and set_state_dict of an engine's model and optimizer."""
 
-import copy
-import functools
 import importlib
 
 import torch.distributed.checkpoint as dcp

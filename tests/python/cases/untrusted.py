@@ -1,7 +1,6 @@
 """Checkpoints whose pickles do harm."""
 
 import argparse
-import json
 import random
 import tempfile
 

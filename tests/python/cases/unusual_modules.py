@@ -1,9 +1,6 @@
 """Stage 3: modules that hand out their parameters, unusual results, and graphs of gradients."""
 
-import copy
 import dataclasses
-import functools
-import types
 
 from cases.models import *
 from cases.random_modules import BOXES, WAYS, WIDTH, Giver, OwnData, SlottedData, Taker

@@ -1,6 +1,5 @@
 """Gathers of updated parameters that continue after a step; late ones on the fake GPU."""
 
-import copy
 import operator
 
 import fake_torch_cuda

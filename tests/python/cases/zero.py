@@ -1,9 +1,5 @@
 """zerorun.zero: partitioned parameters before and after initialize, and access to states."""
 
-import copy
-import functools
-import gc
-
 from zerorun import zero
 from zerorun.model.partition import partition_of
 from zerorun.model.private_partition import PrivatePartition
