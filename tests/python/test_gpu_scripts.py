@@ -155,6 +155,7 @@ def test_a_killed_rank_beside_nccl_has_to_end_the_job(machine: Machine) -> None:
     assert failed(machine.check("--prebuilt", folder, "killed")) == ["killed"]
 
 
+FULL = "error: --attention_workspace: attention's backward takes 4 MiB"
 NO_DEVICE = "========= Error: Device not supported. Please refer to the documentation."
 DUPLICATE = "rank-0:7 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 0 and rank 1"
 OF_NCCL = [f"fp32_nccl{ranks}_stage{stage}" for ranks in (2, 4) for stage in range(4)]
@@ -165,11 +166,7 @@ LONG = "norm_test.cc:7: Failure\nexpected 3, got 4" + "\n[  FAILED  ] one of man
 @pytest.mark.parametrize(
     ("parts", "fail", "message", "verdict", "steps"),
     [
-        (
-            *("trajectories", "--attention_workspace 0"),
-            "error: --attention_workspace: attention's backward takes 4 MiB",
-            *("not run", ["attention_workspace"]),
-        ),
+        ("trajectories", "--attention_workspace 0", FULL, "not run", ["attention_workspace"]),
         ("torch comm", "torch_on_gpu", "No module named 'torch'", "not run", ["torch"]),
         ("hf comm", "hf.py", "No module named 'transformers'", "not run", ["llama", "llama_fsdp2"]),
         ("sanitize", "--tool memcheck", NO_DEVICE, "not run", SANITIZED),

@@ -53,11 +53,7 @@ def in_silence(*settings: str) -> Iterator[None]:
 
 
 def losses_at(
-    stage: int,
-    change: Change,
-    before: bool,
-    late: bool = False,
-    backend: str = "inductor",
+    stage: int, change: Change, before: bool, late: bool = False, backend: str = "inductor"
 ) -> list[float]:
     torch._dynamo.reset()
     model = make()

@@ -10,23 +10,16 @@ from cases.models import *
 fake = fake_torch_cuda.installed()
 
 
-class Large(nn.Module):
-    """Parameters of several megabytes, of which none is much larger than the others."""
-
-    WIDTH = 1024
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(self.WIDTH, self.WIDTH) for _ in range(6))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+WIDTH = 1024
 
 
-LARGEST = 4 * Large.WIDTH**2  # bytes
-BUCKET = LARGEST // 2 + 2 * Large.WIDTH  # bytes of a unit in bf16
+def large() -> nn.Module:
+    """With parameters of several megabytes, of which none is much larger than the others."""
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+
+
+LARGEST = 4 * WIDTH**2  # bytes
+BUCKET = LARGEST // 2 + 2 * WIDTH  # bytes of a unit in bf16
 SLACK = 1 << 16  # of what is not parameters
 
 
@@ -64,12 +57,12 @@ def case_the_peak_is_the_plan_and_the_largest_parameter() -> None:
         keywords = {"stage": stage, "dtype": torch.bfloat16}
         gathered = BUCKET if stage == 3 else 0  # views of a bucket are made in its memory
         with torch.device("meta"):
-            unset = Large()
+            unset = large()
         for start, model, options, most in (
-            (zerorun.initialize, make(Large), configured, max(LARGEST, gathered)),
-            (zerorun.shard, make(Large), keywords, max(LARGEST, gathered)),
+            (zerorun.initialize, make(large), configured, max(LARGEST, gathered)),
+            (zerorun.shard, make(large), keywords, max(LARGEST, gathered)),
             (zerorun.shard, unset, keywords, LARGEST),  # waits in host memory
-            (zerorun.initialize, make(Large), configured | {"engine_class": Rounding}, BUCKET),
+            (zerorun.initialize, make(large), configured | {"engine_class": Rounding}, BUCKET),
         ):
             peak, held = peak_of(start, model, optimizer=adamw(model), **options)
             assert held <= peak <= held + most + SLACK, (start, options, peak, held)
@@ -84,7 +77,7 @@ def case_a_model_that_is_on_the_gpu_goes_as_it_is_taken_over() -> None:
         held.append(before - now() - nbytes)
 
     for stage in STAGES:
-        model = make(Large)
+        model = make(large)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(DEVICE)
         with mock.patch.object(Shards, "_take", measured):

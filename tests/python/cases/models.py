@@ -281,6 +281,12 @@ def logged(name: str = "zerorun") -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
+def full(parameter: nn.Parameter) -> torch.Tensor:
+    """A copy of its value, in host memory."""
+    with GatheredParameters(parameter):
+        return parameter.detach().cpu().clone()
+
+
 def raises(
     kind: type[Exception], text: str, call: Callable[..., object], /, *args: Any, **kwargs: Any
 ) -> None:

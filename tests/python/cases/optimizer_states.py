@@ -31,10 +31,7 @@ def whole(engine: zerorun.ZeroEngine, part: torch.Tensor) -> torch.Tensor:
 
 
 def case_states_are_torchs_in_both_optimizers_until_the_engine_ends() -> None:
-    for make_optimizer, names in (
-        (adamw, ("exp_avg", "exp_avg_sq")),
-        (sgd, ("momentum_buffer",)),
-    ):
+    for make_optimizer, names in ((adamw, ("exp_avg", "exp_avg_sq")), (sgd, ("momentum_buffer",))):
         plain, of_plain = trained(make_optimizer)
         for stage in STAGES:
             model = make()
