@@ -71,17 +71,12 @@ def test_an_interrupted_run_that_cannot_save_says_so(start_train, tmp_path):
     assert "stopped by a signal" not in output
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--metrics", "/dev/full"], "cannot write the metrics file /dev/full"),
-        (["--trace", "/dev/full"], "cannot write /dev/full"),
-    ],
-)
-def test_a_full_disk_does_not_end_the_run(train, options, told):
+def test_a_full_disk_does_not_end_the_run(train):
+    options = ("--metrics", "/dev/full", "--trace", "/dev/full")
     output, errors = train("--steps", 5, "--save=", *options)
     assert "step 5/5" in output
-    assert errors.count(told) == 1
+    for told in ("cannot write the metrics file /dev/full", "cannot write /dev/full"):
+        assert errors.count(told) == 1
 
 
 def test_a_timeline_that_cannot_be_written_is_told_before_training(train):

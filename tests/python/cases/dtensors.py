@@ -113,7 +113,7 @@ def case_state_dicts_of_torch_have_dtensors() -> None:
 
 def case_the_example_trains() -> None:
     meshes()
-    path = Path(__file__).parents[3] / "examples" / "python" / "tensor_parallel.py"
+    path = ROOT / "examples" / "python" / "tensor_parallel.py"
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(sys, "argv", [str(path)])

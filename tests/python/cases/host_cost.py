@@ -5,7 +5,7 @@ import sys
 from cases.models import *
 from cases.random_modules import WIDTH, Summing
 
-sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
+sys.path.append(str(ROOT / "bench"))
 from host_cost import LAYERS, count_calls, make_model, train_step
 
 

@@ -14,13 +14,11 @@ from zerorun.interchange import untrusted
 from cases.models import *
 from cases.untrusted import Malicious
 
-DATA = Path(__file__).resolve().parent.parent / "data"
-
 
 def unpack(folder: Path, archive: str) -> list[Path]:
     if RANK == 0:
         folder.mkdir(exist_ok=True)
-        with tarfile.open(DATA / archive) as file:
+        with tarfile.open(HERE / "data" / archive) as file:
             file.extractall(folder, filter="data")
     communicator.world(30).barrier()
     return sorted(path for path in folder.iterdir() if path.is_dir())

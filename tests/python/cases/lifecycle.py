@@ -5,9 +5,8 @@ import weakref
 from cases.models import *
 
 
-def start(stage: int, model: nn.Module | None = None, **keys: object) -> zerorun.ZeroEngine:
-    model = make() if model is None else model
-    return initialize(model, adamw(model), config=config(stage, **keys))[0]
+def start(stage: int, model: nn.Module) -> zerorun.ZeroEngine:
+    return initialize(model, adamw(model), config=config(stage))[0]
 
 
 def case_a_second_initialize_takes_over() -> None:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import zerorun
+from ranks import HERE, ROOT
 from tied_model import VOCABULARY, Block, Model
 from torch import nn
 from zerorun.zero import *

@@ -2,8 +2,7 @@
 
 from cases.models import *
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGES = DOCS / "pytorch.md", DOCS / "pytorch_more.md"
+PAGES = ROOT / "docs/pytorch.md", ROOT / "docs/pytorch_more.md"
 TOLERANCES = {"Mixed precision": 2e-2}
 GPU_ONLY = "# FSDP2, on GPUs"
 

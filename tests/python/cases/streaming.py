@@ -280,7 +280,7 @@ def case_the_recipe_for_vllm_gives_what_its_interface_asks_for() -> None:
     base.WeightSource = type("WeightSource", (), {})  # type: ignore[attr-defined]
     parents = ["vllm", "vllm.distributed", "vllm.distributed.weight_transfer"]
     modules = {name: types.ModuleType(name) for name in parents} | {base.__name__: base}
-    recipe = Path(__file__).resolve().parents[3] / "examples" / "recipes" / "vllm_weights.py"
+    recipe = ROOT / "examples" / "recipes" / "vllm_weights.py"
     with mock.patch.dict(sys.modules, modules):
         policy = runpy.run_path(str(recipe))["Policy"]
     for stage in STAGES:
