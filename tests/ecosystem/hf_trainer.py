@@ -26,10 +26,7 @@ def make_trainer(given: Any, folder: str) -> Trainer:
         max_grad_norm=0.5,
     )
     return Trainer(
-        model=llama(use_cache=False),
-        args=arguments,
-        train_dataset=rows(64),
-        eval_dataset=rows(8),
+        model=llama(use_cache=False), args=arguments, train_dataset=rows(64), eval_dataset=rows(8)
     )
 
 

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import environment, launch, passed, shell
+from ranks import BUILD, ROOT, environment, launch, passed, shell
 from runs import HERE, PACKAGES, RANKS, RUNS, golden
 
-ROOT = HERE.parents[1]
-BUILD = ROOT / "build" / "release"
 ALL = [(program, name) for program, runs in RUNS.items() for name in runs]
 
 
@@ -40,7 +38,7 @@ def figures_of(program: str, run: str, folder: Path, ranks: int = RANKS) -> dict
     file = folder / "figures.json"
     script = [HERE / "program.py", program, run, "--figures", file]
     variables = {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(folder)}
-    passed(launch(BUILD, ranks, "--deepspeed_compat", *script, cwd=folder, **variables))
+    passed(launch(ranks, "--deepspeed_compat", *script, cwd=folder, **variables))
     return json.loads(file.read_text())
 
 
@@ -137,7 +135,7 @@ def test_the_notebook_trains_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> No
     folder = ROOT / "build" / "notebook"  # on a real disk
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(STEPS, folder)
-    for name, value in environment(BUILD, PATH=PATH, CUDA_VISIBLE_DEVICES="").items():
+    for name, value in environment(PATH=PATH, CUDA_VISIBLE_DEVICES="").items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(folder / "steps.ipynb", 4)
     client = nbclient.NotebookClient(
@@ -163,7 +161,7 @@ def test_lora_of_a_local_model(tmp_path: Path) -> None:
     shutil.copy(RECIPES / "lora.py", tmp_path)
     (tmp_path / "text.txt").write_text("All work and no play makes a dull text.\n" * 200)
     command = re.findall(r"^zerorun .*$", (RECIPES / "lora.py").read_text(), re.MULTILINE)[0]
-    job = passed(shell(BUILD, command, tmp_path))
+    job = passed(shell(command, tmp_path))
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", job.stdout)]
     assert losses[-1] < losses[0]
     base = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model")

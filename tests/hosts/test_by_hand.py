@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from ranks import ZERORUN
 
-from .two_hosts import ADDRESSES, ADDRESSES_6, NAMES, ZERORUN, Network
+from .two_hosts import ADDRESSES, ADDRESSES_6, NAMES, Network
 
 PORT = "29517"
 PATIENCE = 10.0  # in seconds: nobody is left alone for longer

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from host_namespaces import rank_environment
-from ranks import piped, write_small_job
+from ranks import ROOT, piped, write_small_job
 
-from .two_hosts import ADDRESSES, ADDRESSES_6, ROOT, Hosts, Job, Network, name_of
+from .two_hosts import ADDRESSES, ADDRESSES_6, Hosts, Job, Network, name_of
 
 PROGRAM = """
 import os, signal, sys, time

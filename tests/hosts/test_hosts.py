@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import output_of, write_small_job
+from ranks import ZERORUN, output_of, write_small_job
 
-from .two_hosts import ADDRESSES, NAMES, NAMES_6, ZERORUN, Hosts, Job
+from .two_hosts import ADDRESSES, NAMES, NAMES_6, Hosts, Job
 
 PLACE = ["sh", "-c", "echo $RANK $WORLD_SIZE $NODE_RANK $MASTER_ADDR $(hostname)"]
 PLACES = {f"{rank} 4 {rank // 2} {ADDRESSES[0]} {NAMES[rank // 2]}" for rank in range(4)}

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ranks import passed, ran
+from ranks import ROOT, ZERORUN, passed, ran
 
 from .test_hosts import PLACE
-from .two_hosts import ADDRESSES, NAMES, ROOT, ZERORUN, Hosts
+from .two_hosts import ADDRESSES, NAMES, Hosts
 
 CONFIG = """
 ClusterName=zerorun

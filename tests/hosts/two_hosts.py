@@ -7,10 +7,8 @@ import time
 from pathlib import Path
 
 import host_namespaces
-from ranks import piped
+from ranks import ZERORUN, piped
 
-ROOT = Path(__file__).parents[2]
-ZERORUN = ROOT / "build/release/bin/zerorun"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 ADDRESSES_6 = ("fd13:77::1", "fd13:77::2")
 NAMES = ("zr-host-a", "zr-host-b")

@@ -1,6 +1,5 @@
 """Where the tests find what ./dev has built, and how they are spread over processes."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -10,12 +9,10 @@ from pathlib import Path
 
 import pytest
 from rank_jobs import Forks, PythonSource
-from ranks import HERE, piped, write_small_job
+from ranks import BUILD, HERE, ZERORUN, piped, write_small_job
 
 # There are more threads than cores, as in the C++ tests: one that spins takes the time of another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "release"
 DEEPSPEED = BUILD / "python" / "zerorun" / "compat" / "site"
 # What processes of which the session's programs are forks have imported, by the variable that says
 # where such a process is. transformers looks for DeepSpeed at once.
@@ -31,41 +28,9 @@ SOURCES = {
 
 
 @pytest.fixture(scope="session")
-def root() -> Path:
-    return ROOT
-
-
-@pytest.fixture(scope="session")
-def build() -> Path:
-    """The release build."""
-    return BUILD
-
-
-@pytest.fixture(scope="session")
-def zerorun(build: Path) -> Path:
-    """The launcher."""
-    return build / "bin" / "zerorun"
-
-
-@pytest.fixture(scope="session")
-def torch_python() -> dict[str, str]:
-    """Variables by which a job's ranks are forks of a process that has imported PyTorch."""
-    return {"VIRTUAL_ENV": os.environ["ZERORUN_TEST_TORCH"]}
-
-
-@pytest.fixture(scope="session")
-def transformers_python() -> dict[str, str]:
-    """And one that has imported Hugging Face's libraries, too."""
-    for module in ("accelerate", "peft", "transformers"):
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"no {module}")
-    return {"VIRTUAL_ENV": os.environ["ZERORUN_TEST_TRANSFORMERS"]}
-
-
-@pytest.fixture(scope="session")
-def forks(build: Path, torch_python: dict[str, str]) -> Iterator[Forks]:
+def forks() -> Iterator[Forks]:
     """For CaseResults."""
-    forks = Forks(build, torch_python)
+    forks = Forks()
     yield forks
     forks.close()
 
@@ -81,14 +46,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start_train(zerorun: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start_train(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts the train program on two ranks in tmp_path; jobs end with the test."""
     write_small_job(tmp_path)
     options = ("--data", "text", "--model", "model.json", "--micro_batch", "2", "--sample=")
     jobs = []
 
     def start(*arguments: object, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
-        words = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", *launcher, "train")
+        words = (ZERORUN, "--accelerator", "cpu", "--num_gpus", "2", *launcher, "train")
         own = os.environ | {"OMP_NUM_THREADS": "1"}
         jobs.append(piped((*words, *options, *arguments), cwd=tmp_path, env=own))
         return jobs[-1]
@@ -118,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path = os.pathsep.join(map(str, (DEEPSPEED, BUILD / "python", HERE)))
     for name, modules in SOURCES.items():
         if name not in os.environ:
-            source = PythonSource(BUILD, modules, {"PYTHONPATH": path})
+            source = PythonSource(modules, {"PYTHONPATH": path})
             config.add_cleanup(source.close)
             os.environ[name] = source.variables["VIRTUAL_ENV"]
 

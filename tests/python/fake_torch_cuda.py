@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from ranks import BUILD
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -30,22 +31,22 @@ CPU_TYPE, CUDA_TYPE = 1, 2  # of DLPack
 LIBRARY = "libzerorun_cuda.so"
 
 
-def make_package(build: Path, folder: Path, streams: str = "exchange_api") -> dict[str, str]:
+def make_package(folder: Path, streams: str = "exchange_api") -> dict[str, str]:
     """The built package with the fake in the place of its CUDA backend; a job's variables.
 
     `streams`: how PyTorch tells its current one, "exchange_api" or "function" (before 2.10).
     """
     package = folder / "python" / "zerorun"
     package.mkdir(parents=True)
-    for entry in (build / "python" / "zerorun").iterdir():
+    for entry in (BUILD / "python" / "zerorun").iterdir():
         if entry.name.startswith("_C."):
             shutil.copy(entry.resolve(), package)  # it looks for the backend beside itself
         else:
             (package / entry.name).symlink_to(entry)
-    shutil.copy(build / "fake_cuda" / LIBRARY, package)
+    shutil.copy(BUILD / "fake_cuda" / LIBRARY, package)
     return {
         "PYTHONPATH": os.pathsep.join([str(package.parent), str(Path(__file__).parent)]),
-        "LD_LIBRARY_PATH": str(build / "fake_cuda" / "driver"),
+        "LD_LIBRARY_PATH": str(BUILD / "fake_cuda" / "driver"),
         "ZERORUN_SHARE_GPUS": "1",
         "CASE_STEPS": "4",  # a fake GPU is slow
         "FAKE_TORCH_CUDA": streams,  # read by python_source.py

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ranks import piped
+from ranks import ROOT, piped
 
 PROGRAMS = ["bin/zerorun", "libexec/zerorun/train", "tests/test_gpu", "tests/test_gpu_train"]
 PROGRAMS += ["bench/gpu/bench_gpu", "bench/train/bench_train"]
@@ -66,12 +66,12 @@ def write_program(path: Path, text: str) -> None:
 class Machine:
     """A copy of the scripts in an empty tree, a GPU that nvidia-smi shows, and packed programs."""
 
-    def __init__(self, root: Path, source: Path) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         (root / "tests" / "gpu").mkdir(parents=True)
         (root / "scripts").mkdir()
         for file in [*(f"scripts/{name}" for name in SCRIPTS), "tests/gpu/same_losses.py"]:
-            shutil.copy(source / file, root / file)
+            shutil.copy(ROOT / file, root / file)
         self.calls, self.tools, self.out = root / "calls", root / "tools", root / "out"
         smi = '#!/bin/sh\necho "NVIDIA H200, 9.0, 580.00"\n'
         tools = {"nvidia-smi": smi, "compute-sanitizer": PROGRAM, "program": PROGRAM}

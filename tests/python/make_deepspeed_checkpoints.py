@@ -19,15 +19,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.checkpoint import ds_to_universal
 from ranks import forked
-from uneven_model import (
-    CONTINUED,
-    SAVED_AFTER,
-    config_of,
-    groups_of,
-    loss_of,
-    make_model,
-    rows_of,
-)
+from uneven_model import CONTINUED, SAVED_AFTER, config_of, groups_of, loss_of, make_model, rows_of
 
 ARCHIVE = Path(__file__).resolve().parent / "data" / "deepspeed_checkpoints.tar.xz"
 # Name: (stage, dtype, ranks, further keys of zero_optimization).

@@ -15,9 +15,8 @@ import tempfile
 from pathlib import Path
 
 import test_deepspeed_curves as curves
-from ranks import output_of
+from ranks import ROOT, output_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = ROOT / "examples" / "python"
 VERSION = "import deepspeed; print(deepspeed.__version__)"
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ranks import HERE, environment, launch
+from ranks import HERE, environment, launch, torch_python
 
 
 class PythonSource:
     """A process of which Python programs are forks; see python_source.py. By `variables` a launcher
     or a shell finds it in the place of Python."""
 
-    def __init__(self, build: Path, modules: Sequence[str], given: Mapping[str, str]) -> None:
+    def __init__(self, modules: Sequence[str], given: Mapping[str, str]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="python-source-"))
         (self._folder / "bin").mkdir()
         python = self._folder / "bin" / "python"
@@ -31,7 +31,7 @@ class PythonSource:
             numbers = listener.fileno(), os.getpid()
             self._process = subprocess.Popen(
                 [sys.executable, HERE / "python_source.py", *map(str, numbers), *modules],
-                env=environment(build, **given),
+                env=environment(**given),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
             )
@@ -44,20 +44,19 @@ class PythonSource:
 
 
 class Forks:
-    """Python programs of a test session. `python`: where they find the session's source; those with
-    a package of their own have one of their own."""
+    """Python programs of a test session: forks of its source, or of one of their own if they have a
+    package of their own."""
 
-    def __init__(self, build: Path, python: Mapping[str, str]) -> None:
-        self.build, self._python = build, python
+    def __init__(self) -> None:
         self._sources: dict[str, PythonSource] = {}  # by package
 
     def with_python(self, variables: Mapping[str, str]) -> dict[str, str]:
         """The variables of a job whose Python is a fork of a source."""
         package = variables.get("PYTHONPATH")
         if package is None:
-            return {**variables, **self._python}
+            return {**variables, **torch_python()}
         if package not in self._sources:
-            self._sources[package] = PythonSource(self.build, ["torch._dynamo"], variables)
+            self._sources[package] = PythonSource(["torch._dynamo"], variables)
         return {**variables, **self._sources[package].variables}
 
     def close(self) -> None:
@@ -93,7 +92,7 @@ class CaseResults:
             folder.mkdir(parents=True)
             program = ["--no_local_rank", HERE / "rank_main.py", self.name, folder, *self.cases]
             variables = self.forks.with_python(self.variables)
-            job = launch(self.forks.build, ranks, *program, **variables)
+            job = launch(ranks, *program, **variables)
             output = f"exit code {job.returncode}\n{job.stdout}\n{job.stderr}"
             files = [folder / f"rank{rank}.json" for rank in range(ranks)]
             results = [json.loads(file.read_text()) for file in files if file.exists()]

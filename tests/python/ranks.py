@@ -1,10 +1,11 @@
-"""Cases that run on every rank of a real job, as pytest tests.
+"""Cases that run on every rank of a real job, as pytest tests; and programs of the release build.
 
 A file of cases has functions named ``case_*`` that all ranks execute in the same order. One that
 takes an argument gets a folder for what it writes.
 `rank_jobs.CaseResults` runs them and tells how each one went.
 """
 
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+BUILD = ROOT / "build" / "release"
+ZERORUN = BUILD / "bin" / "zerorun"  # the launcher
 DEADLINE = 400
 HIDDEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -45,19 +49,33 @@ def forked(function: Callable[..., None], ranks: int, port: int, *arguments: obj
     assert not any(job.exitcode for job in jobs)
 
 
-def environment(build: Path, **variables: str) -> dict[str, str]:
+def torch_python() -> dict[str, str]:
+    """Variables by which a job's ranks are forks of a process that has imported PyTorch."""
+    return {"VIRTUAL_ENV": os.environ["ZERORUN_TEST_TORCH"]}
+
+
+def transformers_python() -> dict[str, str]:
+    """And one that has imported Hugging Face's libraries, too."""
+    import pytest  # which the scripts that write data/ have no need of
+
+    for module in ("accelerate", "peft", "transformers"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"no {module}")
+    return {"VIRTUAL_ENV": os.environ["ZERORUN_TEST_TRANSFORMERS"]}
+
+
+def environment(**variables: str) -> dict[str, str]:
     """This one, so that a job finds the built package and this Python."""
     inherited = {key: value for key, value in os.environ.items() if key not in HIDDEN}
-    path = [str(build / "python"), str(HERE)]
+    path = [str(BUILD / "python"), str(HERE)]
     found = {"PYTHONPATH": os.pathsep.join(path), "VIRTUAL_ENV": sys.prefix, "OMP_NUM_THREADS": "1"}
     return inherited | found | {"HF_HUB_OFFLINE": "1"} | variables
 
 
-def command(build: Path, ranks: int, *arguments: str | Path) -> list[str]:
-    """The zerorun launcher with CPU ranks."""
-    launcher = build / "bin" / "zerorun"
+def command(ranks: int, *arguments: str | Path) -> list[str]:
+    """The launcher with CPU ranks."""
     options = ["--accelerator", "cpu", "--num_gpus", str(ranks)]
-    return [str(launcher), *options, *map(str, arguments)]
+    return [str(ZERORUN), *options, *map(str, arguments)]
 
 
 def ran(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -107,22 +125,18 @@ def output_of(*command: object, **options: Any) -> str:
     return passed(ran(list(map(str, command)), **options)).stdout
 
 
-def shell(build: Path, line: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def shell(line: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command as users type it, on a machine without GPUs."""
-    own = environment(build, CUDA_VISIBLE_DEVICES="", **variables)
+    own = environment(CUDA_VISIBLE_DEVICES="", **variables)
     environments = [Path(folder) / "bin" for folder in (own["VIRTUAL_ENV"], sys.prefix)]
-    path = [build / "bin", *environments, cwd, os.environ["PATH"]]
+    path = [BUILD / "bin", *environments, cwd, os.environ["PATH"]]
     own["PATH"] = os.pathsep.join(map(str, path))
     return ran(["bash", "-c", line], cwd=cwd, env=own, timeout=DEADLINE)
 
 
 def launch(
-    build: Path, ranks: int, *arguments: str | Path, cwd: Path | None = None, **variables: str
+    ranks: int, *arguments: str | Path, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a job of CPU ranks until it ends."""
-    return ran(
-        command(build, ranks, *arguments),
-        env=environment(build, **variables),
-        cwd=cwd,
-        timeout=DEADLINE,
-    )
+    own = environment(**variables)
+    return ran(command(ranks, *arguments), env=own, cwd=cwd, timeout=DEADLINE)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from gpu_machine import write_program
-from ranks import passed, ran
+from ranks import ROOT, passed, ran
 
 HAS_DRIVER = any(Path("/dev").glob("nvidia[0-9]*")) or bool(shutil.which("nvidia-smi"))
 NVCC_FOLDERS = ["/usr/local/cuda/bin", "/opt/cuda/bin"]
 WITHOUT_PARTS = [f"-DZERORUN_{part}=OFF" for part in ("TESTS", "BENCH", "PYTHON")]
 
 
-def configure_without_nvcc(root: Path, folder: Path, *options: str) -> subprocess.CompletedProcess:
+def configure_without_nvcc(folder: Path, *options: str) -> subprocess.CompletedProcess:
     folders = [Path(path) for path in os.environ["PATH"].split(os.pathsep)] + NVCC_FOLDERS
     hidden = [str(path) for path in folders if (Path(path) / "nvcc").exists()]
     environment = {name: value for name, value in os.environ.items() if name != "CUDACXX"}
@@ -24,14 +24,12 @@ def configure_without_nvcc(root: Path, folder: Path, *options: str) -> subproces
     smi.parent.mkdir(parents=True)
     smi.touch(mode=0o755)
     environment["PATH"] = f"{smi.parent}:{environment['PATH']}"
-    command = ["cmake", "-S", root, "-B", folder, ignored, *WITHOUT_PARTS, *options]
+    command = ["cmake", "-S", ROOT, "-B", folder, ignored, *WITHOUT_PARTS, *options]
     return ran(command, env=environment)
 
 
-def test_without_nvcc_the_build_is_for_the_cpu_and_says_so_in_one_line(
-    root: Path, tmp_path: Path
-) -> None:
-    result = passed(configure_without_nvcc(root, tmp_path))
+def test_without_nvcc_the_build_is_for_the_cpu_and_says_so_in_one_line(tmp_path: Path) -> None:
+    result = passed(configure_without_nvcc(tmp_path))
     lines = [line for line in result.stdout.splitlines() if "cuda" in line.lower()]
     assert lines == ["-- CUDA: no nvcc, so this build has CPU ranks only"]
     assert "cuda" not in result.stderr.lower()
@@ -47,19 +45,15 @@ def test_without_nvcc_the_build_is_for_the_cpu_and_says_so_in_one_line(
         ("CUDA_DRIVERS=11", "ZERORUN_CUDA_DRIVERS is '11': expected AUTO, 12 or 13"),
     ],
 )
-def test_options_that_cannot_be_are_refused(
-    root: Path, tmp_path: Path, option: str, message: str
-) -> None:
-    result = configure_without_nvcc(root, tmp_path, f"-DZERORUN_{option}")
+def test_options_that_cannot_be_are_refused(tmp_path: Path, option: str, message: str) -> None:
+    result = configure_without_nvcc(tmp_path, f"-DZERORUN_{option}")
     assert result.returncode != 0
     assert message in " ".join(result.stderr.split())
 
 
 @pytest.mark.skipif(HAS_DRIVER, reason="this machine has a driver of NVIDIA's")
-def test_without_a_driver_cuda_is_left_out_unless_it_is_asked_for(
-    root: Path, tmp_path: Path
-) -> None:
-    result = passed(ran(["cmake", "-S", root, "-B", tmp_path, *WITHOUT_PARTS]))
+def test_without_a_driver_cuda_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
+    result = passed(ran(["cmake", "-S", ROOT, "-B", tmp_path, *WITHOUT_PARTS]))
     [line] = [line for line in result.stdout.splitlines() if "CUDA" in line]
     assert "no NVIDIA driver, so this build has CPU ranks only; -DZERORUN_CUDA=ON" in line
 
@@ -77,11 +71,9 @@ message("${FOUND_LIBRARY}")
 PYPI = ".venv/lib/python3.11/site-packages/nvidia/cu13"
 
 
-def test_the_toolkit_comes_before_the_system_and_that_before_pypi(
-    root: Path, tmp_path: Path
-) -> None:
+def test_the_toolkit_comes_before_the_system_and_that_before_pypi(tmp_path: Path) -> None:
     """Where cmake/NvidiaLibrary.cmake finds a header and a library among these prefixes."""
-    text = PROJECT % (root / "cmake" / "NvidiaLibrary.cmake")
+    text = PROJECT % (ROOT / "cmake" / "NvidiaLibrary.cmake")
     (tmp_path / "CMakeLists.txt").write_text(text)
     for prefix in ("toolkit", "system", PYPI):
         for name in ("include/fakeblas.h", "lib/libfakeblas.so.13"):
@@ -122,15 +114,15 @@ NVIDIA_SMI = '[[ -n $CAPABILITIES ]] || { echo failed; exit 9; }; printf "$CAPAB
 class Clone:
     """A folder with ./dev, whose tools only note how they were called."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "log"
         for name, text in STUBS.items():
             self.tool(name, text)
-        shutil.copy(root / "dev", folder)
+        shutil.copy(ROOT / "dev", folder)
         (folder / ".venv").mkdir()
         for name in ("requirements-dev.txt", "requirements-cuda.txt"):  # as if they were installed
-            shutil.copy(root / name, folder / name)
-            shutil.copy(root / name, folder / ".venv" / f"installed-{name}")
+            shutil.copy(ROOT / name, folder / name)
+            shutil.copy(ROOT / name, folder / ".venv" / f"installed-{name}")
         write_program(folder / "build/release/bin/zerorun", f"#!/bin/bash\n{ZERORUN}\n")
 
     def tool(self, name: str, text: str) -> None:
@@ -144,8 +136,8 @@ class Clone:
 
 
 @pytest.fixture
-def clone(root: Path, tmp_path: Path) -> Clone:
-    return Clone(root, tmp_path)
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -215,10 +207,10 @@ def test_dev_says_what_it_expects(clone: Clone) -> None:
     ],
 )
 def test_ci_runs_everything_and_adds_up_though_a_part_fails(
-    root: Path, tmp_path: Path, failing: str, last: str
+    tmp_path: Path, failing: str, last: str
 ) -> None:
     (tmp_path / ".ci").mkdir()
-    shutil.copy(root / ".ci/run", tmp_path / ".ci/run")
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
     write_program(
         tmp_path / "dev",
         f"""#!/bin/bash

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ranks import ZERORUN
 from zerorun import consolidate, conversion, top
 from zerorun.command_line import exit_with
 from zerorun.monitor import __main__ as monitor
@@ -90,15 +91,12 @@ def test_an_error_that_is_not_of_the_output_is_not_told_as_one(
 
 
 def test_tuning_refuses_what_the_launcher_refuses_before_it_runs(
-    zerorun: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "ds_config.json"
     write_text(config, '{"train_micro_batch_size_per_gpu": 1}')
     monkeypatch.chdir(tmp_path)
-    assert tune.main([f"--command={zerorun}", str(config), "--num_gpuss", "2", "--", "train"]) == 2
+    assert tune.main([f"--command={ZERORUN}", str(config), "--num_gpuss", "2", "--", "train"]) == 2
     assert "unknown option --num_gpuss; did you mean --num_gpus?" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["ds_config.json"]
 

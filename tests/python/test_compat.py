@@ -3,11 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks import environment, launch, ran
+from ranks import BUILD, ROOT, environment, launch, ran
 
 ASK = """
 import importlib.metadata, sys
@@ -19,7 +18,6 @@ else:
     print(importlib.metadata.version("deepspeed"), "torch" in sys.modules, *sys.argv[1:])
 """
 OURS = "0.19.8+zerorun"
-Python = Callable[..., str]
 
 
 @pytest.fixture
@@ -28,21 +26,15 @@ def ask(tmp_path: Path) -> Path:
     return tmp_path / "ask.py"
 
 
-@pytest.fixture
-def python(build: Path) -> Python:
+def python(*arguments: object, **variables: str) -> str:
     """What Python prints, with the launcher among its commands."""
-    path = os.pathsep.join([str(build / "bin"), os.environ["PATH"]])
-
-    def run(*arguments: object, **variables: str) -> str:
-        own = environment(build, PATH=path, **variables)
-        result = ran([sys.executable, *map(str, arguments)], env=own)
-        return result.stdout.strip() or result.stderr.strip()
-
-    return run
+    path = os.pathsep.join([str(BUILD / "bin"), os.environ["PATH"]])
+    result = ran([sys.executable, *map(str, arguments)], env=environment(PATH=path, **variables))
+    return result.stdout.strip() or result.stderr.strip()
 
 
 def test_the_launcher_gives_it_where_there_is_no_deepspeed_or_it_is_asked_to(
-    build: Path, ask: Path, tmp_path: Path
+    ask: Path, tmp_path: Path
 ) -> None:
     # Another DeepSpeed, installed as far as anybody looks.
     (tmp_path / "real" / "deepspeed").mkdir(parents=True)
@@ -50,18 +42,18 @@ def test_the_launcher_gives_it_where_there_is_no_deepspeed_or_it_is_asked_to(
     info = tmp_path / "real" / "deepspeed-9.9.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 9.9\n")
-    real = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "real"), str(build / "python")])}
+    real = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "real"), str(BUILD / "python")])}
     for variables, options, told in (
         ({}, [], f"{OURS} False"),
         ({"ZERORUN_COMPAT": "0"}, [], "none"),
         (real, [], "9.9 False"),
         (real, ["--deepspeed_compat"], f"{OURS} False"),
     ):
-        job = launch(build, 1, *options, "--no_local_rank", ask, **variables)
+        job = launch(1, *options, "--no_local_rank", ask, **variables)
         assert job.stdout.strip() == told
 
 
-def test_python_m_reaches_child_processes(python: Python, ask: Path, tmp_path: Path) -> None:
+def test_python_m_reaches_child_processes(ask: Path, tmp_path: Path) -> None:
     assert python("-m", "zerorun.compat", ask, "x") == f"{OURS} False x"
     parent = tmp_path / "parent.py"
     parent.write_text(f"import subprocess, sys; subprocess.run([sys.executable, {str(ask)!r}])")
@@ -69,14 +61,12 @@ def test_python_m_reaches_child_processes(python: Python, ask: Path, tmp_path: P
     assert python("-m", "zerorun.compat", parent, ZERORUN_COMPAT="0") == "none"
 
 
-def test_the_environment_variable_works_in_isolated_mode(
-    build: Path, root: Path, python: Python, ask: Path
-) -> None:
+def test_the_environment_variable_works_in_isolated_mode(ask: Path) -> None:
     """Through the .pth file of the wheel, which `python -I` reads too."""
     folder = ask.parent / "site"
     folder.mkdir()
-    (folder / "a.pth").write_text(f"{build / 'python'}\n")
-    (folder / "b.pth").write_text((root / "python" / "zerorun_compat.pth").read_text())
+    (folder / "a.pth").write_text(f"{BUILD / 'python'}\n")
+    (folder / "b.pth").write_text((ROOT / "python" / "zerorun_compat.pth").read_text())
     code = f"import site; site.addsitedir({str(folder)!r}); exec(open({str(ask)!r}).read())"
     assert python("-I", "-c", code, ZERORUN_COMPAT="deepspeed") == f"{OURS} False"
     assert python("-I", "-c", code) == "none"
@@ -84,7 +74,7 @@ def test_the_environment_variable_works_in_isolated_mode(
     assert python("-I", "-c", loaded) == "False"  # it costs programs of others nothing
 
 
-def test_too_late_is_an_error(python: Python, tmp_path: Path) -> None:
+def test_too_late_is_an_error(tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(
         "import transformers.integrations.deepspeed\n"
@@ -95,7 +85,7 @@ def test_too_late_is_an_error(python: Python, tmp_path: Path) -> None:
     assert "comes after the import of transformers" in python(script)
 
 
-def test_the_command_deepspeed(python: Python, ask: Path) -> None:
+def test_the_command_deepspeed(ask: Path) -> None:
     starter = ask.with_name("starter.py")
     command = ["deepspeed", "--accelerator", "cpu", "--num_gpus", "2", "--no_local_rank", str(ask)]
     starter.write_text(f"import subprocess; subprocess.run({command!r})")
@@ -110,7 +100,7 @@ for command in sys.argv[1:]:
 """
 
 
-def test_the_other_commands(python: Python, tmp_path: Path) -> None:
+def test_the_other_commands(tmp_path: Path) -> None:
     """Reports are zerorun's; the rest says what to use, and fails."""
     section = {"enabled": True, "max_train_batch_size": 12, "micro_batch_sizes": [3]}
     (tmp_path / "elastic.json").write_text(json.dumps({"elasticity": section}))
@@ -129,7 +119,7 @@ def test_the_other_commands(python: Python, tmp_path: Path) -> None:
     assert told.splitlines() == [*commands.values()]
 
 
-def test_one_rank_without_a_launcher(python: Python, tmp_path: Path) -> None:
+def test_one_rank_without_a_launcher(tmp_path: Path) -> None:
     script = tmp_path / "alone.py"
     script.write_text(
         "import deepspeed, torch\n"
@@ -141,7 +131,7 @@ def test_one_rank_without_a_launcher(python: Python, tmp_path: Path) -> None:
     assert python("-m", "zerorun.compat", script).splitlines()[-1] == "1 1"
 
 
-def test_a_group_of_one_rank_in_a_job_of_several_is_refused(build: Path, tmp_path: Path) -> None:
+def test_a_group_of_one_rank_in_a_job_of_several_is_refused(tmp_path: Path) -> None:
     """Each rank would train a whole model of its own. A group that is given is meant."""
     program = tmp_path / "alone.py"
     program.write_text(f"""
@@ -160,7 +150,7 @@ for start in (deepspeed.zero.Init, lambda: deepspeed.initialize(model=model, con
     except zerorun.ConfigError as error:
         print(str(error).split(",")[0])
 """)
-    printed = launch(build, 2, "--deepspeed_compat", "--no_local_rank", program).stdout
+    printed = launch(2, "--deepspeed_compat", "--no_local_rank", program).stdout
     refusal = ": the launcher started 2 ranks (WORLD_SIZE=2)"
     expected = [f"{where}{refusal}" for where in ("initialize", "zero.Init") for _ in range(2)]
     assert sorted(printed.splitlines()) == expected
@@ -221,7 +211,7 @@ TOLD = {
 }
 
 
-def test_every_name_of_deepspeed_works_or_says_what_does(python: Python) -> None:
+def test_every_name_of_deepspeed_works_or_says_what_does() -> None:
     found = json.loads(python("-c", WALK, *TOLD, ZERORUN_COMPAT="").splitlines()[-1])
     assert found["problems"] == []
     assert found["walked"] > 3000
@@ -229,9 +219,9 @@ def test_every_name_of_deepspeed_works_or_says_what_does(python: Python) -> None
     assert {name: text for name, text in TOLD.items() if text not in told[name]} == {}
 
 
-def test_the_page_is_what_the_stand_in_has(root: Path, python: Python) -> None:
-    script = root / "scripts" / "deepspeed_page.py"
+def test_the_page_is_what_the_stand_in_has() -> None:
+    script = ROOT / "scripts" / "deepspeed_page.py"
     page = python(script, ZERORUN_COMPAT="")
-    assert page == (root / "docs" / "deepspeed_names.md").read_text().strip(), (
+    assert page == (ROOT / "docs" / "deepspeed_names.md").read_text().strip(), (
         f"PYTHONPATH=build/release/python {script} > docs/deepspeed_names.md"
     )

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import zerorun
-from ranks import passed, ran
+from ranks import BUILD, passed, ran
 from zerorun import config, device, environment
 
 DS_CONFIG = {
@@ -102,7 +102,7 @@ def test_a_configuration_is_taken_but_for_what_is_listed(case: dict) -> None:
         assert config.parse(known).config.zero.stage == case["stage"]
 
 
-def test_the_stand_in_ignores_unknown_keys_at_the_top_level(build: Path) -> None:
+def test_the_stand_in_ignores_unknown_keys_at_the_top_level() -> None:
     """In a process of its own, since DeepSpeed may be installed."""
     names = [case["file"] for case in CASES if case.get("ignored") and not case.get("refused")]
     assert len(names) >= 3
@@ -115,7 +115,7 @@ for case in json.load(open({str(DATA)!r})):
     if case["file"] in {names!r}:
         print(config.parse(adapt_config(case["config"])).config.zero.stage == case["stage"])
 """
-    job = passed(ran([sys.executable, "-c", program], env={"PYTHONPATH": str(build / "python")}))
+    job = passed(ran([sys.executable, "-c", program], env={"PYTHONPATH": str(BUILD / "python")}))
     assert job.stdout.split() == ["True"] * len(names)
     for case in CASES:
         if case["file"] in names:

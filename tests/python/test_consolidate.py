@@ -32,13 +32,8 @@ def test_every_format_of_deepspeeds_has_one_model(runs: Path) -> None:
 
 def test_files_have_the_size_and_dtype_that_are_asked_for(runs: Path, tmp_path: Path) -> None:
     expected = fp32_state_dict(runs / "stage3-pieces-3")
-    files = save_model(
-        runs / "stage3-pieces-3",
-        tmp_path,
-        dtype=torch.bfloat16,
-        max_shard_size="300B",
-        safe_serialization=True,
-    )
+    options = {"dtype": torch.bfloat16, "max_shard_size": "300B", "safe_serialization": True}
+    files = save_model(runs / "stage3-pieces-3", tmp_path, **options)
     assert files[-1] == str(tmp_path / "model.safetensors.index.json")
     index = json.loads(Path(files[-1]).read_text())
     found = {}

@@ -6,11 +6,10 @@ make_deepspeed_golden.py has written what DeepSpeed itself computes.
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks import HERE, launch, passed, shell
+from ranks import HERE, ROOT, launch, passed, shell, torch_python, transformers_python
 
 DATA = HERE / "data" / "deepspeed_curves.json"
 ECOSYSTEM = HERE.parent / "ecosystem"
@@ -51,46 +50,34 @@ ACCELERATE += " --config_file accelerate_zero3.yaml accelerate_lora.py out"
 TRAINER = "zerorun --num_gpus 2 trainer.py --deepspeed ds_config_stage3.json --output_dir out"
 COMMANDS = [ACCELERATE, TRAINER]
 HALF = STEPS // 2
-Run = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("curves") / "scripts"
-    return shutil.copytree(root / "examples" / "python", copy)
+    return shutil.copytree(ROOT / "examples" / "python", copy)
 
 
-@pytest.fixture(scope="module")
-def run(
-    build: Path, folder: Path, torch_python: dict[str, str], transformers_python: dict[str, str]
-) -> Run:
-    def run(line: str) -> str:
-        # zerorun.compat has to come before what looks for DeepSpeed.
-        python = torch_python if line.startswith("python") else transformers_python
-        job = passed(shell(build, line, folder, **python))
-        assert "deepspeed is zerorun" in job.stderr
-        return job.stdout
-
-    return run
+def run(folder: Path, line: str) -> str:
+    # zerorun.compat has to come before what looks for DeepSpeed.
+    python = torch_python() if line.startswith("python") else transformers_python()
+    job = passed(shell(line, folder, **python))
+    assert "deepspeed is zerorun" in job.stderr
+    return job.stdout
 
 
-@pytest.fixture(scope="module")
-def train(run: Run, root: Path, folder: Path) -> Callable[..., list[float]]:
+def train(folder: Path, key: str, *options: str, offload: str = "none") -> list[float]:
     """The losses of Trainer, which `key` names in the golden file; of options given twice, the last
     counts."""
-
-    def train(key: str, *options: str, offload: str = "none") -> list[float]:
-        arguments = trainer_arguments(key, root / "examples" / "python", folder / key, folder)
-        config = json.loads((folder / f"{key}.json").read_text())
-        for section in ("offload_optimizer", "offload_param"):
-            config["zero_optimization"][section]["device"] = offload
-        (folder / f"{key}.json").write_text(json.dumps(config))
-        assert "eval_loss" in run(" ".join([TRAINER, *arguments, *options]))
-        losses = trainer_losses(folder / key)
-        assert len(losses) == STEPS
-        return losses
-
-    return train
+    arguments = trainer_arguments(key, ROOT / "examples" / "python", folder / key, folder)
+    config = json.loads((folder / f"{key}.json").read_text())
+    for section in ("offload_optimizer", "offload_param"):
+        config["zero_optimization"][section]["device"] = offload
+    (folder / f"{key}.json").write_text(json.dumps(config))
+    assert "eval_loss" in run(folder, " ".join([TRAINER, *arguments, *options]))
+    losses = trainer_losses(folder / key)
+    assert len(losses) == STEPS
+    return losses
 
 
 def assert_follows(losses: list[float], name: str, tolerance: float) -> None:
@@ -98,38 +85,35 @@ def assert_follows(losses: list[float], name: str, tolerance: float) -> None:
     assert losses == pytest.approx(golden, rel=tolerance)
 
 
-def test_trainer_saves_and_resumes_at_another_stage(
-    train: Callable[..., list[float]], folder: Path
-) -> None:
-    assert_follows(train("stage3", f"--save_steps {HALF}"), "trainer-stage3", 1e-4)
+def test_trainer_saves_and_resumes_at_another_stage(folder: Path) -> None:
+    assert_follows(train(folder, "stage3", f"--save_steps {HALF}"), "trainer-stage3", 1e-4)
     checkpoint = folder / "stage3" / f"checkpoint-{HALF}"
     assert (checkpoint / f"global_step{HALF}").is_dir()
     assert (folder / "stage3" / "model.safetensors").stat().st_size > 100_000
-    losses = train("stage2", f"--resume_from_checkpoint {checkpoint}")
+    losses = train(folder, "stage2", f"--resume_from_checkpoint {checkpoint}")
     assert_follows(losses, "trainer-stage2", 1e-4)
 
 
-def test_trainer_with_host_offload_and_bf16(train: Callable[..., list[float]]) -> None:
-    assert_follows(train("stage3-bf16", offload="cpu"), "trainer-stage3-bf16", 1e-2)
+def test_trainer_with_host_offload_and_bf16(folder: Path) -> None:
+    losses = train(folder, "stage3-bf16", offload="cpu")
+    assert_follows(losses, "trainer-stage3-bf16", 1e-2)
 
 
-def test_accelerate_and_lora(run: Run, root: Path, folder: Path) -> None:
+def test_accelerate_and_lora(folder: Path) -> None:
     """Under accelerate's own launcher, which is torchrun's, with zero.Init and stage 3."""
     line = ACCELERATE.replace(".launch ", ".launch --main_process_port 0 ")
     # The second run starts from the first one's adapter.
-    runs = [accelerate_losses(run(f"{line} --text {root / 'LICENSE'}")) for _ in range(2)]
+    runs = [accelerate_losses(run(folder, f"{line} --text {ROOT / 'LICENSE'}")) for _ in range(2)]
     assert_follows(runs[0], "accelerate-lora", 1e-4)
     assert runs[1][0] < runs[0][0] - 0.1
     assert (folder / "out" / "adapter.bin").stat().st_size > 1000
 
 
-def test_trainer_divides_sequences(
-    build: Path, transformers_python: dict[str, str], tmp_path: Path
-) -> None:
+def test_trainer_divides_sequences(tmp_path: Path) -> None:
     """Two ranks for each sequence."""
     program = [ECOSYSTEM / "program.py", "ulysses_trainer", "stage3"]
     script = ["--deepspeed_compat", *program, "--figures", tmp_path / "figures.json"]
-    passed(launch(build, 2, *script, cwd=tmp_path, **transformers_python))
+    passed(launch(2, *script, cwd=tmp_path, **transformers_python()))
     found = json.loads((tmp_path / "figures.json").read_text())
     golden = json.loads((ECOSYSTEM / "golden" / "ulysses_trainer.json").read_text())
     expected = golden["runs"]["stage3"]

@@ -20,13 +20,12 @@ from pathlib import Path
 import pytest
 import test_deepspeed_curves
 import test_examples
-from ranks import passed, shell
+from ranks import BUILD, ROOT, passed, shell, torch_python, transformers_python
 from zerorun import explain
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-import command_page  # noqa: E402
-import error_texts  # noqa: E402
+import command_page
+import error_texts
 
 NAMES = ("README", "ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "SECURITY")
 PAGES = [*(ROOT / f"{name}.md" for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
@@ -97,8 +96,8 @@ def test_readme_leads_to_every_page_within_two_clicks() -> None:
     assert set(PAGES[1:]) <= first.union(*map(linked, first))
 
 
-def test_the_page_of_commands_is_what_the_commands_say(build: Path) -> None:
-    page = command_page.page(str(build / "bin" / "zerorun"))
+def test_the_page_of_commands_is_what_the_commands_say() -> None:
+    page = command_page.page(str(BUILD / "bin" / "zerorun"))
     assert page == (ROOT / "docs" / "command_line.md").read_text(), (
         "python scripts/command_page.py build/release/bin/zerorun > docs/command_line.md"
     )
@@ -179,9 +178,9 @@ RUN_ELSEWHERE = {*test_examples.COMMANDS, *test_deepspeed_curves.COMMANDS}
 
 
 @pytest.fixture(scope="module")
-def folder(build: Path) -> Path:
+def folder() -> Path:
     """On a real disk, since one of the commands measures it."""
-    folder = build.parent / "documented"
+    folder = BUILD.parent / "documented"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "examples" / "python", folder)
     shutil.copytree(ROOT / "examples" / "python", folder / "examples" / "python")
@@ -202,7 +201,7 @@ def folder(build: Path) -> Path:
     (folder / "checkpoints").symlink_to(folder / "hf_out" / "checkpoint-2")
     (folder / "my_program").write_text("#!/bin/sh\necho rank $RANK\n")
     (folder / "my_program").chmod(0o755)
-    (folder / "mlp").symlink_to(build / "libexec" / "zerorun" / "mlp")
+    (folder / "mlp").symlink_to(BUILD / "libexec" / "zerorun" / "mlp")
     return folder
 
 
@@ -233,14 +232,11 @@ def test_the_page_about_installing_lists_what_dev_installs_to_build() -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in RUN_ELSEWHERE])
-def test_a_command_runs_as_it_is_written(
-    command: str, folder: Path, build: Path, request: pytest.FixtureRequest
-) -> None:
-    python: dict[str, str] = request.getfixturevalue("torch_python")
-    if "accelerate" in command or "trainer.py" in command:
-        of_hugging_face = request.getfixturevalue("transformers_python")
-        # zerorun.compat has to come before what looks for DeepSpeed.
-        python = python if "zerorun.compat" in command else of_hugging_face
+def test_a_command_runs_as_it_is_written(command: str, folder: Path) -> None:
+    of_hugging_face = "accelerate" in command or "trainer.py" in command
+    # zerorun.compat has to come before what looks for DeepSpeed.
+    is_late = of_hugging_face and "zerorun.compat" not in command
+    python = transformers_python() if is_late else torch_python()
     line = command.replace("bench nvme /disk", f"bench nvme {folder} --gib 0.25")
     if "hf_trainer.py" in command:
         line = line.replace("ds_config.json", "hf_config.json")
@@ -248,7 +244,7 @@ def test_a_command_runs_as_it_is_written(
         line += " --output_dir hf_out --max_steps 2 --save_steps 2"
     if re.search(r"^zerorun .*\btrain\b(?!\.)", command):
         line += SHORT
-    job = shell(build, line, folder, **python)
+    job = shell(line, folder, **python)
     if ONLY_ON_GPUS in command:
         assert "it needs --accelerator cuda" in job.stderr
         return
@@ -332,16 +328,16 @@ def test_a_long_log_is_searched_at_once() -> None:
     assert time.process_time() - begin < 20  # with one regular expression per text it had no end
 
 
-def test_the_command(build: Path, tmp_path: Path) -> None:
-    job = passed(shell(build, "zerorun explain ranks diverged: rank 0 calls all_gather", tmp_path))
+def test_the_command(tmp_path: Path) -> None:
+    job = passed(shell("zerorun explain ranks diverged: rank 0 calls all_gather", tmp_path))
     assert re.search(r"\ARanks made .*\n.*\nCause\. .*\nRemedy\. ", job.stdout, re.DOTALL)
     assert job.stdout.endswith("docs/troubles.md#diverged\n")
     memory = "zerorun explain CUDA out of memory"
-    job = shell(build, "zerorun explain banana", tmp_path)
+    job = shell("zerorun explain banana", tmp_path)
     assert (job.returncode, job.stdout) == (1, "")
     assert "quote more of the error. If it is not zerorun's" in job.stderr
     ended = f"{{ sleep 0.2; {memory}; echo $? >&2; }} | true"
-    assert shell(build, ended, tmp_path).stderr == f"{128 + signal.SIGPIPE}\n"
-    job = shell(build, f"{memory} >/dev/full", tmp_path)
+    assert shell(ended, tmp_path).stderr == f"{128 + signal.SIGPIPE}\n"
+    job = shell(f"{memory} >/dev/full", tmp_path)
     told = "zerorun: error: cannot write to standard output: No space left on device\n"
     assert (job.returncode, job.stderr) == (1, told)

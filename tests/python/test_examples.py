@@ -12,15 +12,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ranks import passed, ran, shell
+from ranks import BUILD, ROOT, passed, ran, shell, torch_python, transformers_python
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS, RECIPES = ROOT / "examples" / "steps", ROOT / "examples" / "recipes"
 LOOP = "zerorun --num_gpus 2 loop.py --stage 3"
 DDP = [
-    "zerorun --nproc_per_node 2 ddp.py",
-    "zerorun --nproc_per_node 2 --use_env ddp.py",
-    "zerorun --nproc_per_node 2 ddp.py --sharded",
+    f"zerorun --nproc_per_node 2 {w}" for w in ("ddp.py", "--use_env ddp.py", "ddp.py --sharded")
 ]
 COMMANDS = [LOOP, *DDP]
 BENCHMARKS = [f for f in sorted((ROOT / "bench").rglob("*.py")) if "__main__" in f.read_text()]
@@ -35,20 +32,16 @@ def folder(tmp_path: Path) -> Path:
     return shutil.copytree(ROOT / "examples" / "python", tmp_path / "scripts")
 
 
-def test_the_plain_loop_is_the_same_with_and_without_shards(
-    build: Path, torch_python: dict[str, str], folder: Path
-) -> None:
-    sharded = passed(shell(build, LOOP, folder)).stdout  # a Python of its own
-    whole = passed(shell(build, LOOP.replace("3", "0"), folder, **torch_python)).stdout
+def test_the_plain_loop_is_the_same_with_and_without_shards(folder: Path) -> None:
+    sharded = passed(shell(LOOP, folder)).stdout  # a Python of its own
+    whole = passed(shell(LOOP.replace("3", "0"), folder, **torch_python())).stdout
     assert sharded == whole
     first, *_, last = losses(whole)
     assert last < 0.6 * first
 
 
-def test_a_ddp_script_with_and_without_local_rank_and_sharded(
-    build: Path, torch_python: dict[str, str], folder: Path
-) -> None:
-    outputs = [passed(shell(build, line, folder, **torch_python)).stdout for line in DDP]
+def test_a_ddp_script_with_and_without_local_rank_and_sharded(folder: Path) -> None:
+    outputs = [passed(shell(line, folder, **torch_python())).stdout for line in DDP]
     assert outputs[0] == outputs[1] == outputs[2]
     first, _, last = losses(outputs[0])
     assert last < 0.3 * first
@@ -60,15 +53,15 @@ def command_of(path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def printed(build: Path, transformers_python: dict[str, str]) -> dict[str, str]:
+def printed() -> dict[str, str]:
     """What each step printed, in a folder on a real disk."""
-    folder = build.parent / "steps"
+    folder = BUILD.parent / "steps"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(STEPS, folder)
     found = {}
     for path in sorted(STEPS.glob("step*.py")):
         for line in command_of(path):
-            job = passed(shell(build, line, folder, **transformers_python))
+            job = passed(shell(line, folder, **transformers_python()))
             found[path.stem] = job.stdout
     return found
 
@@ -110,14 +103,14 @@ def test_the_notebook_has_the_steps() -> None:
     assert all(not cell.get("outputs") for cell in notebook["cells"])
 
 
-def test_the_policy_learns(build: Path, torch_python: dict[str, str], tmp_path: Path) -> None:
+def test_the_policy_learns(tmp_path: Path) -> None:
     line = f"cp {RECIPES}/rl_loop.py . && {command_of(RECIPES / 'rl_loop.py')[0]}"
-    job = passed(shell(build, line, tmp_path, **torch_python))
+    job = passed(shell(line, tmp_path, **torch_python()))
     rewards = [float(reward) for reward in re.findall(r"reward (\S+)", job.stdout)]
     assert rewards[-1] > 0.9 > rewards[0]
 
 
-def test_the_script_for_slurm_starts_a_launcher_on_each_host(build: Path, tmp_path: Path) -> None:
+def test_the_script_for_slurm_starts_a_launcher_on_each_host(tmp_path: Path) -> None:
     """With a Slurm of two functions in place of the real one."""
     line = f"""
 export SLURM_NNODES=2 SLURM_JOB_NODELIST=a,b
@@ -126,16 +119,14 @@ srun() {{ shift; SLURM_NODEID=1 "$@"; }}
 exec() {{ zerorun --dry_run "${{@:2}}"; }}; export -f exec
 . {RECIPES}/two_hosts.slurm
 """
-    job = passed(shell(build, line, tmp_path))
+    job = passed(shell(line, tmp_path))
     assert {"CROSS_RANK=1", "CROSS_SIZE=2"} <= set(job.stdout.split())
 
 
 @pytest.mark.parametrize("program", BENCHMARKS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_benchmark_tells_its_options(
-    torch_python: dict[str, str], program: Path, tmp_path: Path
-) -> None:
+def test_a_benchmark_tells_its_options(program: Path, tmp_path: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    python = Path(torch_python["VIRTUAL_ENV"]) / "bin" / "python"
+    python = Path(torch_python()["VIRTUAL_ENV"]) / "bin" / "python"
     job = ran([python, program, "--help"], cwd=tmp_path, env=variables, timeout=60)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.startswith("usage: ")

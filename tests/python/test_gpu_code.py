@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from ranks import output_of, passed, ran
+from ranks import BUILD, ROOT, ZERORUN, output_of, passed, ran
 
 CONTAINER = struct.pack("<I", 0xBA55ED50)
 PTX, ELF = 1, 2
@@ -153,9 +153,9 @@ CUDA_12 = (0x33, 7)
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_drivers_of_cuda_12_load_all_code(build: Path, zerorun: Path, name: str) -> None:
-    found = images_of(build / "lib" / name)
-    if "for drivers of CUDA 12" not in passed(ran([zerorun, "env"])).stdout:
+def test_drivers_of_cuda_12_load_all_code(name: str) -> None:
+    found = images_of(BUILD / "lib" / name)
+    if "for drivers of CUDA 12" not in passed(ran([ZERORUN, "env"])).stdout:
         pytest.skip("this build is for drivers of CUDA 13")
     assert {image.kind for image in found} == {PTX, ELF}
     for image in found:
@@ -168,28 +168,28 @@ def test_drivers_of_cuda_12_load_all_code(build: Path, zerorun: Path, name: str)
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_kernels_keep_what_they_work_on_in_registers(build: Path, name: str) -> None:
-    assert len(checked_kernels(images_of(build / "lib" / name))) >= 6
+def test_kernels_keep_what_they_work_on_in_registers(name: str) -> None:
+    assert len(checked_kernels(images_of(BUILD / "lib" / name))) >= 6
 
 
-def test_the_runtime_that_the_build_found_is_named_with_its_version(build: Path) -> None:
+def test_the_runtime_that_the_build_found_is_named_with_its_version() -> None:
     """As the other version's is beside it (device/cuda/libraries/library_files.h)."""
-    library = build / "lib" / "libzerorun_train_cuda.so"
+    library = BUILD / "lib" / "libzerorun_train_cuda.so"
     text = library.read_bytes() if library.exists() else b""
     if b"CUDNN_FRONTEND_CUDART_LIB_NAME" not in text:
         pytest.skip("this build has no CUDA backend, or no cuDNN")
     assert re.search(rb"\0/[^\0]*/libcudart\.so\.\d+\0", text)
 
 
-def ptx_of_the_device(build: Path) -> Iterator[tuple[str, str, str]]:
-    for image in images_of(build / "lib" / "libzerorun_cuda.so"):
+def ptx_of_the_device() -> Iterator[tuple[str, str, str]]:
+    for image in images_of(BUILD / "lib" / "libzerorun_cuda.so"):
         if image.kind == PTX:
             for mangled, text in texts(image.code).items():
                 yield kernel_name(mangled), mangled, text
 
 
-def test_updates_move_vectors_of_every_dtype(build: Path) -> None:
-    found = [row for row in ptx_of_the_device(build) if row[0].startswith("update_")]
+def test_updates_move_vectors_of_every_dtype() -> None:
+    found = [row for row in ptx_of_the_device() if row[0].startswith("update_")]
     assert len(found) == 2 * 8  # for each rule, and SGD with and without momentum
     for kernel, mangled, text in found:
         expected = {"ld.global.v4.f32", "st.global.v4.f32", "st.global.v4.u16"}
@@ -202,12 +202,12 @@ def test_updates_move_vectors_of_every_dtype(build: Path) -> None:
             assert 4 * vectors >= text.count(f"{move}.u8"), (mangled, move)
 
 
-def test_what_has_the_cpus_bits_is_not_fused(build: Path) -> None:
+def test_what_has_the_cpus_bits_is_not_fused() -> None:
     """A fused multiply-add rounds once where the CPU rounds twice. (Those of update_blocks add
     multiples of 2^-13, in round_to_fp16, which are exact.)"""
     moves = {"quantize_blocks": "ld.global.v4", "dequantize_blocks": "st.global.v4"}
     found = []
-    for kernel, mangled, text in ptx_of_the_device(build):
+    for kernel, mangled, text in ptx_of_the_device():
         if kernel in ("decide_alone", "ratio_each", "update_vectors", *moves):
             found.append(kernel)
             assert "fma." not in text, mangled
@@ -248,16 +248,16 @@ def options_for(version: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("version", os.environ.get("ZERORUN_CUDA_VERSIONS", "").split() or [""])
-def test_kernels_compile_for_every_gpu(build: Path, root: Path, version: str) -> None:
+def test_kernels_compile_for_every_gpu(version: str) -> None:
     if not version:
         pytest.skip('on request: ZERORUN_CUDA_VERSIONS="12.8 12.9 13.0"')
-    folder = build.parent / f"cuda-{version}"
+    folder = BUILD.parent / f"cuda-{version}"
     options = options_for(version, folder.with_name(f"cuda-{version}-packages"))
     if not (folder / "build.ninja").exists():
         architectures = ";".join(map(str, GPUS))
         options += ["-DZERORUN_CUDA=ON", f"-DZERORUN_CUDA_ARCHITECTURES={architectures}"]
         options += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CUDA_FLAGS=--compress-mode=none"]
-        print(output_of("cmake", "-S", root, "-B", folder, "-G", "Ninja", *options))
+        print(output_of("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *options))
     targets = output_of("ninja", "-C", folder, "-t", "targets", "all").splitlines()
     # Not those of the fake, for which the CPU's compiler takes kernels as C++.
     objects = [line.partition(": ")[0] for line in targets if ".cu.o: CUDA_COMPILER" in line]

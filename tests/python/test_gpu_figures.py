@@ -5,27 +5,22 @@ import importlib
 import json
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ranks import ran
+from ranks import BUILD, ROOT, ran, torch_python, transformers_python
 from zerorun import _C
 
 FIGURE = re.compile(r"(.*): [\d.]+ \(target at (?:least|most) [\d.]+: (\w+)\)")
 
 
-@pytest.fixture
-def run(
-    root: Path, build: Path, torch_python: dict[str, str]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    script, program = root / "bench" / "gpu" / "peers.py", build / "bench" / "gpu" / "bench_gpu"
-    python = Path(torch_python["VIRTUAL_ENV"]) / "bin" / "python"
-    return lambda *options: ran([python, script, program, *options])
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    script, program = ROOT / "bench" / "gpu" / "peers.py", BUILD / "bench" / "gpu" / "bench_gpu"
+    python = Path(torch_python()["VIRTUAL_ENV"]) / "bin" / "python"
+    return ran([python, script, program, *options])
 
 
-def test_both_sides_of_every_figure_that_a_cpu_has(run: Callable[..., Any]) -> None:
+def test_both_sides_of_every_figure_that_a_cpu_has() -> None:
     tiny = "--model nano --large nano --batch 2 --seq_len 8 --rounds 1 --turns 1 --backend eager"
     job = run("--device", "cpu", *tiny.split())
     assert job.returncode in {0, 4}, job.stderr
@@ -48,7 +43,7 @@ def test_both_sides_of_every_figure_that_a_cpu_has(run: Callable[..., Any]) -> N
         assert line in job.stdout
 
 
-def test_where_nothing_compiles_pytorch_runs_without(run: Callable[..., Any]) -> None:
+def test_where_nothing_compiles_pytorch_runs_without() -> None:
     tiny = "--model nano --batch 1 --seq_len 8 --rounds 1 --turns 1 --backend missing"
     job = run("--device", "cpu", "--part", "rate", *tiny.split())
     assert job.returncode in {0, 4}, job.stderr
@@ -56,20 +51,18 @@ def test_where_nothing_compiles_pytorch_runs_without(run: Callable[..., Any]) ->
     assert ", not compiled: " in job.stdout
 
 
-def test_the_peer_has_gpt2s_parameters(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(root / "bench" / "gpu")
+def test_the_peer_has_gpt2s_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "bench" / "gpu")
     model = importlib.import_module("gpt2").Gpt2("gpt2", 50257, 1024)
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
 
 
-def test_a_hugging_face_model_beside_pytorch_and_fsdp2(
-    root: Path, build: Path, transformers_python: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_hugging_face_model_beside_pytorch_and_fsdp2(tmp_path: Path) -> None:
     sides = ["torch", "fsdp2", "zerorun3"]
     tiny = "--device cpu --shape nano --batch 1 --seq_len 8 --rounds 1 --turns 1"
-    script = root / "bench" / "gpu" / "hf.py"
-    python = Path(transformers_python["VIRTUAL_ENV"]) / "bin" / "python"
-    command = [python, script, "--build", build, "--trace", tmp_path, *tiny.split()]
+    script = ROOT / "bench" / "gpu" / "hf.py"
+    python = Path(transformers_python()["VIRTUAL_ENV"]) / "bin" / "python"
+    command = [python, script, "--build", BUILD, "--trace", tmp_path, *tiny.split()]
     job = ran([*command, "--sides", *sides])
     assert job.returncode in {0, 4}, job.stderr
     assert re.findall(r"^(\w+) +[\d.]+ +[\d.]+ ", job.stdout, re.MULTILINE) == sides
@@ -85,7 +78,7 @@ def test_a_hugging_face_model_beside_pytorch_and_fsdp2(
 
 
 @pytest.mark.skipif(not _C.why_no_cuda(), reason="there is a GPU")
-def test_without_a_gpu_it_exits_3(run: Callable[..., Any]) -> None:
+def test_without_a_gpu_it_exits_3() -> None:
     job = run("--part", "bandwidth")
     assert job.returncode == 3, job.stdout
     assert "bench_gpu: CUDA" in job.stderr

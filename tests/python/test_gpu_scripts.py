@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 from gpu_machine import PROGRAM, PROGRAMS, Machine, write_program
-from ranks import passed, ran
+from ranks import ROOT, passed, ran
 
 
 @pytest.fixture
-def machine(tmp_path: Path, root: Path) -> Machine:
-    return Machine(tmp_path, root)
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
 
 
 def verdicts(text: str) -> dict[str, str]:
@@ -90,12 +90,12 @@ def test_runs_every_check_on_packed_programs(machine: Machine) -> None:
 
 
 def test_every_layer_runs_once_and_the_most_telling_steps_first(
-    machine: Machine, root: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = verdicts(passed(machine.check(script="gpu_first")).stdout)
     assert set(found.values()) == {"pass"}
     references = {"fp32_cpu1_stage0", "bf16_cpu1_stage0", "fp32_cpu2_stage0"}
-    monkeypatch.syspath_prepend(root / "scripts")
+    monkeypatch.syspath_prepend(ROOT / "scripts")
     steps = importlib.import_module("gpu_steps")
     assert tuple(name for name in found if name not in references) == steps.FIRST
     assert set(found) == {*steps.FIRST, *references}
@@ -155,6 +155,7 @@ def test_a_killed_rank_beside_nccl_has_to_end_the_job(machine: Machine) -> None:
     assert failed(machine.check("--prebuilt", folder, "killed")) == ["killed"]
 
 
+FULL = "error: --attention_workspace: attention's backward takes 4 MiB"
 NO_DEVICE = "========= Error: Device not supported. Please refer to the documentation."
 DUPLICATE = "rank-0:7 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 0 and rank 1"
 OF_NCCL = [f"fp32_nccl{ranks}_stage{stage}" for ranks in (2, 4) for stage in range(4)]
@@ -165,11 +166,7 @@ LONG = "norm_test.cc:7: Failure\nexpected 3, got 4" + "\n[  FAILED  ] one of man
 @pytest.mark.parametrize(
     ("parts", "fail", "message", "verdict", "steps"),
     [
-        (
-            *("trajectories", "--attention_workspace 0"),
-            "error: --attention_workspace: attention's backward takes 4 MiB",
-            *("not run", ["attention_workspace"]),
-        ),
+        ("trajectories", "--attention_workspace 0", FULL, "not run", ["attention_workspace"]),
         ("torch comm", "torch_on_gpu", "No module named 'torch'", "not run", ["torch"]),
         ("hf comm", "hf.py", "No module named 'transformers'", "not run", ["llama", "llama_fsdp2"]),
         ("sanitize", "--tool memcheck", NO_DEVICE, "not run", SANITIZED),
@@ -366,8 +363,8 @@ def test_a_machine_without_git_runs_what_was_packed(machine: Machine) -> None:
     assert ", commit 0123456789ab-dirty\n" in machine.report()
 
 
-def test_the_commands_of_the_page_about_gpus_are_right(machine: Machine, root: Path) -> None:
-    page = (root / "docs/gpu.md").read_text()
+def test_the_commands_of_the_page_about_gpus_are_right(machine: Machine) -> None:
+    page = (ROOT / "docs/gpu.md").read_text()
     lines = re.findall(r"^scripts/(gpu_\w+)(.*?)(?: #.*)?$", page, re.MULTILINE)
     assert {script for script, _ in lines} == {"gpu_check", "gpu_first"}
     fake_build(machine)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from host_namespaces import Hosts, rank_environment, why_not
-from ranks import cases_in, environment, passed, piped, ran, write_small_job
+from ranks import BUILD, cases_in, environment, passed, piped, ran, torch_python, write_small_job
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -17,9 +17,9 @@ WORLD_SIZE = 4
 
 
 @pytest.fixture
-def start(build, tmp_path):
+def start(tmp_path):
     write_small_job(tmp_path)
-    program = os.environ.get("ZERORUN_TRAIN") or build / "libexec" / "zerorun" / "train"
+    program = os.environ.get("ZERORUN_TRAIN") or BUILD / "libexec" / "zerorun" / "train"
     ranks = []
 
     def run(hosts, ranks_per_host, *options):
@@ -60,16 +60,16 @@ def test_any_layout_of_hosts_trains_the_same_bits(start, tmp_path):
     assert len(set(hashes.values())) == 1, hashes
 
 
-def test_updated_parameters_in_8_bits(build, torch_python, tmp_path):
+def test_updated_parameters_in_8_bits(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "from pathlib import Path\nfrom rank_main import run\nrun('quantized_updates', Path(), [])"
     )
-    python = f"{torch_python['VIRTUAL_ENV']}/bin/python"
+    python = f"{torch_python()['VIRTUAL_ENV']}/bin/python"
     cases = cases_in("quantized_updates")
     for case in cases:
         (tmp_path / case).mkdir()
-    path = environment(build)["PYTHONPATH"] + f":{build / 'python/zerorun/compat/site'}"
+    path = environment()["PYTHONPATH"] + f":{BUILD / 'python/zerorun/compat/site'}"
     variables = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "eth0"}
     with Hosts(2) as hosts, ThreadPoolExecutor(WORLD_SIZE) as threads:
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks import passed, ran
+from ranks import ZERORUN, passed, ran
 from terminal import Terminal
 from zerorun import conversion, top
 from zerorun.command_line import ProgressBar
@@ -34,20 +34,17 @@ HIDDEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "VIRTUAL_ENV", "PYTHONPATH", "OMP_
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in HIDDEN}
 
 
-@pytest.fixture
-def command(zerorun):
-    """The launcher with CPU ranks; options and a program follow."""
-    return [str(zerorun), "--accelerator", "cpu"]
+COMMAND = [str(ZERORUN), "--accelerator", "cpu"]  # options and a program follow
 
 
 @pytest.fixture
-def launch(command, tmp_path):
+def launch(tmp_path):
     """Runs a job in tmp_path until it ends; of `program`, if that is given, as train.py."""
 
     def run(*arguments, program=None, **variables):
         if program is not None:
             (tmp_path / "train.py").write_text(program)
-        words = [*command, *map(str, arguments)]
+        words = [*COMMAND, *map(str, arguments)]
         return ran(words, cwd=tmp_path, env=ENVIRONMENT | variables, timeout=DEADLINE)
 
     return run
@@ -125,7 +122,7 @@ def test_script_that_does_not_take_local_rank_is_explained(launch):
     assert result.stderr.splitlines()[-1].endswith("start it with zerorun --local_rank never")
 
 
-def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch, zerorun):
+def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch):
     python = tmp_path / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)  # of another environment: none of its packages
@@ -133,7 +130,7 @@ def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch, zerorun)
     job = launch("train.py", program="import zerorun", **variables)
     assert job.returncode == 1
     cause = job.stderr.splitlines()[-1]
-    folder = zerorun.resolve().parents[1] / "python"
+    folder = ZERORUN.resolve().parents[1] / "python"
     interpreter = os.readlink(folder / "interpreter")
     assert cause == (
         f"[zerorun] likely cause: {python} does not have the package zerorun; this zerorun's is "
@@ -162,12 +159,12 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture
-def terminal(tmp_path, command):
+def terminal(tmp_path):
     """Starts a program on two ranks, on a terminal."""
 
     def start(program):
         (tmp_path / "train.py").write_text(program)
-        return Terminal([*command, "--num_gpus", "2", "train.py"], tmp_path, ENVIRONMENT)
+        return Terminal([*COMMAND, "--num_gpus", "2", "train.py"], tmp_path, ENVIRONMENT)
 
     return start
 
@@ -191,8 +188,8 @@ def test_control_c_on_a_terminal_lets_ranks_save(terminal):
 
 
 @pytest.mark.parametrize("arguments", ["version", "--help", "plan --model gpt2"])
-def test_output_that_a_full_disk_takes_is_an_error(zerorun, arguments):
-    result = ran(["bash", "-c", f"{zerorun} {arguments} >/dev/full"])
+def test_output_that_a_full_disk_takes_is_an_error(arguments):
+    result = ran(["bash", "-c", f"{ZERORUN} {arguments} >/dev/full"])
     assert result.returncode == 1
     assert "cannot write to standard output: No space left on device" in result.stderr
 
@@ -211,12 +208,11 @@ complete -p zerorun
 FISH = 'zerorun completion fish | source; complete --do-complete "$argv[1]"'
 
 
-def path_with(zerorun: Path) -> dict[str, str]:
-    return {**os.environ, "PATH": f"{zerorun.parent}:{os.environ['PATH']}", "TERM": "dumb"}
+ON_PATH = {**os.environ, "PATH": f"{ZERORUN.parent}:{os.environ['PATH']}", "TERM": "dumb"}
 
 
-def printed(zerorun: Path, *command: str) -> list[str]:
-    job = passed(ran(command, timeout=DEADLINE, env=path_with(zerorun)))
+def printed(*command: str) -> list[str]:
+    job = passed(ran(command, timeout=DEADLINE, env=ON_PATH))
     assert job.stderr == ""
     return job.stdout.splitlines()
 
@@ -232,8 +228,8 @@ def printed(zerorun: Path, *command: str) -> list[str]:
         ("zerorun my_script", [""]),  # then bash completes files
     ],
 )
-def test_bash_completes(zerorun: Path, line: str, expected: list[str]) -> None:
-    *found, rule = printed(zerorun, "bash", "--norc", "-c", BASH, "bash", line)
+def test_bash_completes(line: str, expected: list[str]) -> None:
+    *found, rule = printed("bash", "--norc", "-c", BASH, "bash", line)
     assert found == expected
     assert rule == "complete -o bashdefault -o default -F _zerorun zerorun"
 
@@ -251,12 +247,12 @@ def test_bash_completes(zerorun: Path, line: str, expected: list[str]) -> None:
     ],
 )
 def test_tools_in_python_complete_the_options_that_they_have(
-    zerorun: Path, capsys: pytest.CaptureFixture[str], tool: str, help_of: Callable[[], object]
+    capsys: pytest.CaptureFixture[str], tool: str, help_of: Callable[[], object]
 ) -> None:
     with pytest.raises(SystemExit):
         help_of()
     options = re.findall(r"^ +(?:-\w(?: [A-Z]+)?, )?(--\w+)", capsys.readouterr().out, re.MULTILINE)
-    found = printed(zerorun, str(zerorun), "completion", "--words", *tool.split(), "--")
+    found = printed(str(ZERORUN), "completion", "--words", *tool.split(), "--")
     assert {line.split("\t")[0] for line in found} == set(options)
 
 
@@ -276,9 +272,9 @@ def test_a_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="no fish")
-def test_fish_completes(zerorun: Path, tmp_path: Path) -> None:
+def test_fish_completes(tmp_path: Path) -> None:
     def complete(line: str) -> list[str]:
-        return [found.split("\t")[0] for found in printed(zerorun, "fish", "-N", "-c", FISH, line)]
+        return [found.split("\t")[0] for found in printed("fish", "-N", "-c", FISH, line)]
 
     assert complete("zerorun ckpt ver") == ["verify"]
     assert complete("zerorun --accelerator=c") == ["--accelerator=cpu", "--accelerator=cuda"]
@@ -287,21 +283,21 @@ def test_fish_completes(zerorun: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh")
-def test_zsh_completes(zerorun: Path) -> None:
+def test_zsh_completes() -> None:
     """On a terminal, where alone zsh completes: a line with the tabulator in it runs."""
-    terminal = Terminal(["zsh", "-f", "-i"], ".", path_with(zerorun))
+    terminal = Terminal(["zsh", "-f", "-i"], ".", ON_PATH)
     lines = ["autoload -Uz compinit; compinit -u -D", 'eval "$(zerorun completion zsh)"']
     terminal.type("\n".join([*lines, "zerorun ckpt ver\t --help; exit\n"]))
     assert terminal.wait() == 0, terminal.text
     assert "Usage: zerorun ckpt verify" in terminal.text
 
 
-def test_help(zerorun: Path) -> None:
+def test_help() -> None:
     """Its text, and that of all topics, is docs/command_line.md (test_documents.py)."""
-    listed, told = (printed(zerorun, "zerorun", word) for word in ("help", "--help"))
+    listed, told = (printed("zerorun", word) for word in ("help", "--help"))
     assert "\n".join(listed[:10]) in "\n".join(told)
     # Its file is taken as DeepSpeed's ds_elastic does, and without an option: neither is required.
-    assert "Required" not in "".join(printed(zerorun, "zerorun", "config", "elastic", "--help"))
-    job = ran([zerorun, "help", "nosuch"])
+    assert "Required" not in "".join(printed("zerorun", "config", "elastic", "--help"))
+    job = ran([ZERORUN, "help", "nosuch"])
     assert job.returncode == 2
     assert "zerorun help has no topic 'nosuch'; zerorun help lists the topics" in job.stderr

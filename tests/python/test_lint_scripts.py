@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import output_of, ran
+from ranks import ROOT, output_of, ran
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import ran
+from ranks import ROOT, ran
 from zerorun import host_memory
 
-PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "load.py"
+PROGRAM = ROOT / "bench" / "load.py"
 LOADS = (
     *("init/3", "engine/3", "engine/0/fp32", "engine/3/offload"),
     *("shard/0", "shard/3", "train/0", "train/3"),

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ranks import passed, ran
+from ranks import BUILD, ZERORUN, passed, ran
 from zerorun import _C
 
 HANGS = {"FAKE_DRIVER_HANGS": "1", "ZERORUN_DRIVER_TIMEOUT": "2"}
@@ -18,19 +18,15 @@ pytestmark = pytest.mark.skipif(
 
 
 TINY = ["--steps", "1", "--save", "", "--sample_tokens", "1", "--data", __file__]
+TRAIN = [BUILD / "libexec" / "zerorun" / "train", *TINY]  # the program itself, of one rank
 
 
 def run(
-    build: Path, version: int, init: int, *command: str | Path, **variables: str
+    version: int, init: int, *command: str | Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    own = {"LD_LIBRARY_PATH": str(build / "fake_cuda" / "old_driver")}
+    own = {"LD_LIBRARY_PATH": str(BUILD / "fake_cuda" / "old_driver")}
     own |= {"FAKE_DRIVER_VERSION": str(version), "FAKE_DRIVER_INIT": str(init)}
     return ran(command, env=os.environ | own | variables, timeout=100)
-
-
-def train(build: Path) -> list[str | Path]:
-    """The program itself, of one rank."""
-    return [build / "libexec" / "zerorun" / "train", *TINY]
 
 
 @pytest.mark.parametrize(
@@ -43,9 +39,9 @@ def train(build: Path) -> list[str | Path]:
     ],
 )
 def test_env_says_what_the_driver_is_for_and_what_is_wrong(
-    build: Path, zerorun: Path, version: int, init: int, problem: str
+    version: int, init: int, problem: str
 ) -> None:
-    result = passed(run(build, version, init, zerorun, "env"))
+    result = passed(run(version, init, ZERORUN, "env"))
     lines = [line for line in result.stdout.splitlines() if line.startswith("CUDA ")]
     assert any(f"for CUDA {version // 1000}.{version % 1000 // 10}, " in line for line in lines)
     assert any("none is visible" in line and problem in line for line in lines), lines
@@ -53,20 +49,18 @@ def test_env_says_what_the_driver_is_for_and_what_is_wrong(
 
 
 @pytest.mark.parametrize(("version", "init"), [(11080, 0), (12020, MISMATCH)])
-def test_train_does_not_compute_on_the_cpu_because_a_driver_fails(
-    build: Path, version: int, init: int
-) -> None:
+def test_train_does_not_compute_on_the_cpu_because_a_driver_fails(version: int, init: int) -> None:
     for accelerator in ("auto", "cuda"):
-        result = run(build, version, init, *train(build), "--accelerator", accelerator)
+        result = run(version, init, *TRAIN, "--accelerator", accelerator)
         assert result.returncode != 0
         assert f"for CUDA {version // 1000}.{version % 1000 // 10}" in result.stderr
     for none in ("", "-1", "none"):
-        hidden = passed(run(build, version, init, *train(build), CUDA_VISIBLE_DEVICES=none))
+        hidden = passed(run(version, init, *TRAIN, CUDA_VISIBLE_DEVICES=none))
         assert "on cpu" in hidden.stdout + hidden.stderr
 
 
-def test_without_a_gpu_a_driver_of_cuda_12_is_no_reason_not_to_train(build: Path) -> None:
-    passed(run(build, 12020, NO_GPU, *train(build)))
+def test_without_a_gpu_a_driver_of_cuda_12_is_no_reason_not_to_train() -> None:
+    passed(run(12020, NO_GPU, *TRAIN))
 
 
 # Runs a command on a host with two GPUs, as far as /dev shows: in a mount namespace of its own,
@@ -108,15 +102,15 @@ def gpus_of_dev(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("version", "init"), [(11080, 0), (12020, MISMATCH)])
 def test_other_programs_get_the_gpus_that_zerorun_cannot_use(
-    build: Path, zerorun: Path, gpus_of_dev: Path, version: int, init: int
+    gpus_of_dev: Path, version: int, init: int
 ) -> None:
     told = ["sh", "-c", 'echo "rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES"']
-    command = with_two_gpus(gpus_of_dev, zerorun, "--no_python", *told)
-    output = passed(run(build, version, init, *command)).stdout
+    command = with_two_gpus(gpus_of_dev, ZERORUN, "--no_python", *told)
+    output = passed(run(version, init, *command)).stdout
     assert sorted(output.splitlines()) == [f"rank {rank} of 2 sees 0,1" for rank in range(2)]
 
 
-def test_other_programs_may_find_gpus_that_dev_does_not_show(build: Path, zerorun: Path) -> None:
+def test_other_programs_may_find_gpus_that_dev_does_not_show() -> None:
     told = ["--no_python", "sh", "-c", 'echo "[${CUDA_VISIBLE_DEVICES-not set}]"']
     environment = {key: v for key, v in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
     for given, options, seen in (
@@ -125,7 +119,7 @@ def test_other_programs_may_find_gpus_that_dev_does_not_show(build: Path, zeroru
         ({"CUDA_VISIBLE_DEVICES": "0"}, ["--accelerator", "cpu"], ""),
         ({"CUDA_VISIBLE_DEVICES": "0"}, ["--num_gpus", "cpu"], ""),
     ):
-        result = passed(ran([zerorun, *options, *told], env=environment | given))
+        result = passed(ran([ZERORUN, *options, *told], env=environment | given))
         assert set(result.stdout.split("\n")) == {f"[{seen}]", ""}
 
 
@@ -138,23 +132,23 @@ SILENT = ["NVIDIA's driver has not said within 2 s whether a GPU can be used"]
 )
 @pytest.mark.parametrize("hangs", [False, True])
 def test_ranks_compute_on_the_cpu_only_where_no_gpu_was_asked_for(
-    build: Path, zerorun: Path, gpus_of_dev: Path, options: str, hangs: bool
+    gpus_of_dev: Path, options: str, hangs: bool
 ) -> None:
-    command = with_two_gpus(gpus_of_dev, zerorun, *options.split(), "train", *TINY)
+    command = with_two_gpus(gpus_of_dev, ZERORUN, *options.split(), "train", *TINY)
     init, variables = (0, HANGS) if hangs else (MISMATCH, {})
-    result = run(build, 12020, init, *command, **variables)
+    result = run(12020, init, *command, **variables)
     assert (result.returncode == 0) == (not options), result.stderr
     told = [*(SILENT if hangs else WRONG), "GPUs are asked for, but " if options else "1 CPU rank"]
     assert all(text in result.stderr for text in told), result.stderr
 
 
-def test_a_driver_that_hangs_does_not_hang_env(build: Path, zerorun: Path) -> None:
-    result = passed(run(build, 12020, 0, zerorun, "env", **HANGS))
+def test_a_driver_that_hangs_does_not_hang_env() -> None:
+    result = passed(run(12020, 0, ZERORUN, "env", **HANGS))
     assert "NVIDIA's driver has not said within 2 s what it is" in result.stdout
     assert "environment variables that zerorun reads" in result.stdout
 
 
-def test_a_number_that_no_gpu_has_is_named(zerorun: Path, gpus_of_dev: Path) -> None:
-    command = with_two_gpus(gpus_of_dev, zerorun, "--no_python", "true")
+def test_a_number_that_no_gpu_has_is_named(gpus_of_dev: Path) -> None:
+    command = with_two_gpus(gpus_of_dev, ZERORUN, "--no_python", "true")
     result = passed(ran(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": "2"}))
     assert "CUDA_VISIBLE_DEVICES=2 shows none of this host's 2 GPUs: 1 CPU rank" in result.stderr

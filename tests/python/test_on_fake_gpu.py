@@ -1,11 +1,9 @@
 """Cases of PyTorch models on a GPU that is not there: see fake_torch_cuda.py."""
 
-from pathlib import Path
-
 import fake_torch_cuda
 import pytest
 from rank_jobs import CaseResults, Forks
-from ranks import HERE, cases_in, launch, passed
+from ranks import HERE, ROOT, cases_in, launch, passed
 from zerorun import _C
 
 # What differs most between devices. All other cases of these files pass as well, but for modules
@@ -13,7 +11,6 @@ from zerorun import _C
 # meta device, which PyTorch's fake does not have.
 CASES = {
     "on_gpu": cases_in("on_gpu"),
-    "init_on_gpu": cases_in("init_on_gpu"),
     "loading_on_gpu": cases_in("loading_on_gpu"),
     "loading": [case for case in cases_in("loading") if "contiguous" not in case],
     "updates": cases_in("updates"),
@@ -50,10 +47,10 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def packages(build: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """A job's variables, by the way to tell PyTorch's stream."""
     return {
-        streams: fake_torch_cuda.make_package(build, tmp_path_factory.mktemp("package"), streams)
+        streams: fake_torch_cuda.make_package(tmp_path_factory.mktemp("package"), streams)
         for streams in ("exchange_api", "function")
     }
 
@@ -99,8 +96,8 @@ def variables(forks: Forks, packages: dict[str, dict[str, str]]) -> dict[str, st
     ],
 )
 def test_the_checks_of_a_real_gpu_pass(
-    build: Path, root: Path, variables: dict[str, str], check: str, ranks: int, told: int
+    variables: dict[str, str], check: str, ranks: int, told: int
 ) -> None:
-    script = f"{HERE}/fake_torch_cuda.py {root}/tests/gpu/{check} rank"
-    job = passed(launch(build, ranks, "--no_local_rank", *script.split(), **variables))
+    script = f"{HERE}/fake_torch_cuda.py {ROOT}/tests/gpu/{check} rank"
+    job = passed(launch(ranks, "--no_local_rank", *script.split(), **variables))
     assert job.stdout.count("ok: ") == told

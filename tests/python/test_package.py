@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import zerorun
-from ranks import environment, output_of, passed, ran
+from ranks import BUILD, ROOT, environment, output_of, passed, ran
 from zerorun import communicator, experts, process_state
 from zerorun.model.engine_ranks import data_communicator
 from zerorun.process_state import STATE, ProcessState
@@ -36,8 +36,8 @@ def test_errors_form_the_same_tree_as_in_cpp_and_are_pythons_too() -> None:
         assert error.__doc__
 
 
-def run(build: Path, code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    variables = environment(build, CUDA_VISIBLE_DEVICES="")
+def run(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    variables = environment(CUDA_VISIBLE_DEVICES="")
     return passed(ran([sys.executable, "-c", code], cwd=folder, env=variables))
 
 
@@ -54,10 +54,10 @@ print(*(name for name in sys.modules if name.split(".")[0] == "zerorun"))
 """
 
 
-def test_import_loads_no_framework_and_touches_no_accelerator(build: Path) -> None:
+def test_import_loads_no_framework_and_touches_no_accelerator() -> None:
     """And an engine needs few modules: checkpoints, converters, monitors and profilers are imported
     when they are used."""
-    modules, libraries, threads, of_engine = run(build, IMPORTED).stdout.splitlines()
+    modules, libraries, threads, of_engine = run(IMPORTED).stdout.splitlines()
     assert modules == "zerorun"
     assert not any(word in libraries for word in ("cuda", "nvidia", "torch"))
     assert len(threads.split()) == 1
@@ -65,10 +65,10 @@ def test_import_loads_no_framework_and_touches_no_accelerator(build: Path) -> No
     assert not {"zerorun.interchange", "zerorun.profiling"} & set(of_engine.split())
 
 
-def test_units_are_made_while_python_collects(build: Path) -> None:
+def test_units_are_made_while_python_collects() -> None:
     """The first object of a class has no layout yet while pybind11 makes others for it."""
     imports = "import gc, torch, zerorun\nmodel = torch.nn.Linear(4, 4)\n"
-    run(build, f"{imports}gc.set_threshold(1)\nzerorun.shard(model, stage=3)")
+    run(f"{imports}gc.set_threshold(1)\nzerorun.shard(model, stage=3)")
 
 
 WITHOUT_NUMPY = """
@@ -89,17 +89,17 @@ except RuntimeError as error:
 """
 
 
-def test_pytorch_without_numpy_trains_saves_and_loads(build: Path, tmp_path: Path) -> None:
+def test_pytorch_without_numpy_trains_saves_and_loads(tmp_path: Path) -> None:
     """PyTorch's packages do not ask for NumPy."""
-    told = run(build, WITHOUT_NUMPY, tmp_path).stdout.splitlines()
+    told = run(WITHOUT_NUMPY, tmp_path).stdout.splitlines()
     loaded = f"{{'generator': tensor([1., 1., 1.]), 'drawn': {2**70}}}"
     assert told == [loaded, "Numpy is not available"]  # the program could not use it
 
 
-def test_type_stubs_are_those_of_the_bindings(root: Path, build: Path) -> None:
+def test_type_stubs_are_those_of_the_bindings() -> None:
     pytest.importorskip("pybind11_stubgen")
-    told = output_of(sys.executable, root / "scripts" / "core_stubs.py", env=environment(build))
-    assert (root / "python" / "zerorun" / "_C.pyi").read_text() == told, (
+    told = output_of(sys.executable, ROOT / "scripts" / "core_stubs.py", env=environment())
+    assert (ROOT / "python" / "zerorun" / "_C.pyi").read_text() == told, (
         "PYTHONPATH=build/release/python python scripts/core_stubs.py --write"
     )
 
@@ -115,14 +115,14 @@ def test_everything_public_is_documented() -> None:
                 assert thing.__doc__, f"{module.__name__}.{name}"
 
 
-def test_python_m_zerorun_is_the_command(root: Path, build: Path) -> None:
-    env = {"PYTHONPATH": str(build / "python")}
+def test_python_m_zerorun_is_the_command() -> None:
+    env = {"PYTHONPATH": str(BUILD / "python")}
     said = output_of(sys.executable, "-m", "zerorun", "--version", env=env)
     told = re.fullmatch(r"zerorun (\S+) \(commit ([0-9a-f]{12})\)\n", said)
     assert told is not None, said
     assert told[1] == zerorun.__version__
-    assert f"project(zerorun VERSION {told[1]} " in (root / "CMakeLists.txt").read_text()
-    assert output_of("git", "-C", root, "cat-file", "-t", told[2]) == "commit\n"
+    assert f"project(zerorun VERSION {told[1]} " in (ROOT / "CMakeLists.txt").read_text()
+    assert output_of("git", "-C", ROOT, "cat-file", "-t", told[2]) == "commit\n"
 
 
 def test_an_engine_has_pytorchs_words() -> None:
@@ -136,10 +136,10 @@ def test_an_engine_has_pytorchs_words() -> None:
     engine.destroy()
 
 
-def test_what_is_public_is_what_the_list_says(root: Path, build: Path) -> None:
-    script = [sys.executable, root / "scripts" / "public_names.py", build / "bin" / "zerorun"]
-    listed = json.loads((root / "tests" / "public_names.json").read_text())
-    found = json.loads(output_of(*script, env=environment(build)))
+def test_what_is_public_is_what_the_list_says() -> None:
+    script = [sys.executable, ROOT / "scripts" / "public_names.py", BUILD / "bin" / "zerorun"]
+    listed = json.loads((ROOT / "tests" / "public_names.json").read_text())
+    found = json.loads(output_of(*script, env=environment()))
     for name, known in listed.items():
         gone, new = sorted(set(known) - set(found[name])), sorted(set(found[name]) - set(known))
         assert (gone, new) == ([], []), (
@@ -178,11 +178,11 @@ def test_reset_forgets_what_a_process_keeps() -> None:
     del STATE.others["a module"]
 
 
-def test_no_module_but_process_state_keeps_anything(root: Path) -> None:
+def test_no_module_but_process_state_keeps_anything() -> None:
     """No other has a global statement, or a new container, which is there to be filled."""
     empty = r"^\w+(?:: .*)? = (\{\}|\[\]|set\(\)|weakref\.\S*)(?: *#.*)?$|^ *(global \w.*)$"
     kept = {}
-    for path in (root / "python" / "zerorun").rglob("*.py"):
+    for path in (ROOT / "python" / "zerorun").rglob("*.py"):
         if "site" not in path.parts:  # whose names are DeepSpeed's
             found = re.findall(empty, path.read_text(), re.MULTILINE)
             kept |= {path.stem: {one or other for one, other in found}} if found else {}
@@ -195,24 +195,24 @@ def test_no_module_but_process_state_keeps_anything(root: Path) -> None:
 # --- installations ---
 
 
-def cached(build: Path, name: str) -> str:
-    cache = (build / "CMakeCache.txt").read_text()
+def cached(name: str) -> str:
+    cache = (BUILD / "CMakeCache.txt").read_text()
     return re.search(rf"^{name}:\w+=(.+)$", cache, re.M)[1]
 
 
 @pytest.fixture(scope="module")
-def prefix(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prefix = tmp_path_factory.mktemp("prefix")
     for component in ("runtime", "development"):
-        output_of("cmake", "--install", build, "--prefix", prefix, "--component", component)
+        output_of("cmake", "--install", BUILD, "--prefix", prefix, "--component", component)
     return prefix
 
 
 @pytest.fixture(scope="module")
-def mlp(root: Path, prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mlp(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """examples/mlp, built away from this repository against the installation."""
     build = tmp_path_factory.mktemp("mlp")
-    source = root / "examples" / "mlp"
+    source = ROOT / "examples" / "mlp"
     output_of("cmake", "-G", "Ninja", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
     output_of("cmake", "--build", build)
     return build / "mlp"
@@ -244,23 +244,21 @@ def test_the_example_reads_a_config(mlp: Path, tmp_path: Path) -> None:
     assert "/zero_optimization/stag" in result.stderr
 
 
-def test_pip_install_brings_command_program_and_package(
-    root: Path, build: Path, tmp_path: Path
-) -> None:
+def test_pip_install_brings_command_program_and_package(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     # A build folder that stays, so that a second run compiles nothing.
-    settings = [f"--config-settings=build-dir={root / 'build' / 'wheel'}"]
+    settings = [f"--config-settings=build-dir={ROOT / 'build' / 'wheel'}"]
     # The compiler as the release build calls it: its results are in the compiler cache.
     settings.append("--config-settings=cmake.define.ZERORUN_PORTABLE=OFF")
     for name in ("ZERORUN_CUDA_ARCHITECTURES", "CMAKE_COMPILE_WARNING_AS_ERROR"):
-        settings.append(f"--config-settings=cmake.define.{name}={cached(build, name)}")
+        settings.append(f"--config-settings=cmake.define.{name}={cached(name)}")
     environment = os.environ | {
-        "CXX": cached(build, "CMAKE_CXX_COMPILER"),
-        "CCACHE_BASEDIR": str(root),
+        "CXX": cached("CMAKE_CXX_COMPILER"),
+        "CCACHE_BASEDIR": str(ROOT),
         "CCACHE_NOHASHDIR": "1",
         "CCACHE_SLOPPINESS": "pch_defines,time_macros",
     }
-    output_of(*pip, *settings, "--target", tmp_path, root, env=environment)
+    output_of(*pip, *settings, "--target", tmp_path, ROOT, env=environment)
     installed = os.environ | {"PYTHONPATH": str(tmp_path)}
     command, package_folder = tmp_path / "bin" / "zerorun", tmp_path / "zerorun"
     assert zerorun.__version__ in output_of(command, "--version", env=installed)

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 import zerorun
-from ranks import environment, launch, passed, ran
+from ranks import environment, launch, passed, ran, torch_python
 from zerorun import _C
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(build: Path, torch_python: dict[str, str], tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> Run:
     """Runs a program on ranks that have imported PyTorch."""
 
     def run(text: str, ranks: int = 2, *options: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "program.py").write_text(text)
         words = [*options, "--no_local_rank", "program.py"]
-        return launch(build, ranks, *words, cwd=tmp_path, **torch_python)
+        return launch(ranks, *words, cwd=tmp_path, **torch_python())
 
     return run
 
@@ -188,12 +188,12 @@ print("the program's end")
 
 @pytest.mark.parametrize("how", ["interrupted", "ends"])
 def test_only_a_program_that_ends_is_taken_apart_but_all_files_are_written(
-    build: Path, tmp_path: Path, how: str
+    tmp_path: Path, how: str
 ) -> None:
     """Which takes PyTorch's modules a second of a core."""
     script, written = tmp_path / "program.py", tmp_path / "written.txt"
     script.write_text(PROGRAM)
-    result = ran([sys.executable, script, written, how], env=environment(build))
+    result = ran([sys.executable, script, written, how], env=environment())
     assert written.read_text() == "what it has written", result.stderr
     assert ("taken apart" in result.stdout) == (how == "ends")
     codes = {-signal.SIGINT, 128 + signal.SIGINT} if how == "interrupted" else {0}
@@ -206,11 +206,11 @@ def test_only_a_program_that_ends_is_taken_apart_but_all_files_are_written(
     [("", "a checkpoint could not be saved: "), ("engine.destroy()", "in destroy")],
 )
 def test_a_save_that_fails_after_the_program_is_an_error(
-    build: Path, tmp_path: Path, last: str, told: str
+    tmp_path: Path, last: str, told: str
 ) -> None:
     """Python would end with 0, and the next job would miss the checkpoint."""
     program = [sys.executable, "-c", WITHOUT_ROOM + last, str(tmp_path / "run")]
-    result = ran(program, env=environment(build))
+    result = ran(program, env=environment())
     assert result.returncode == 1, result.stderr
     assert result.stdout == "the program's end\n"
     assert told in result.stderr

@@ -18,7 +18,7 @@ import pytest
 import zerorun as package
 from browser import browse
 from metrics_files import RUN, line, write
-from ranks import environment
+from ranks import ROOT, ZERORUN, environment
 from terminal import Terminal
 from zerorun.metrics import MetricsFile, markdown
 from zerorun.monitor.__main__ import main as monitor_main
@@ -95,8 +95,8 @@ def test_of_a_long_timeline_the_longest_spans_are_shown(
     assert (lengths, shown["left_out"]) == ([0.1] * 4, 4)
 
 
-def test_the_documentation_is_the_tables(root: Path) -> None:
-    assert (root / "docs" / "metrics.md").read_text() == markdown(), (
+def test_the_documentation_is_the_tables() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text() == markdown(), (
         "PYTHONPATH=build/release/python python -m zerorun.metrics > docs/metrics.md"
     )
 
@@ -348,11 +348,9 @@ def test_each_ranks_last_step_is_a_row(tmp_path: Path, capsys: pytest.CaptureFix
         top_main([str(path), "--interval", "0"])
 
 
-def test_in_a_terminal_top_follows_the_run_to_its_end(
-    zerorun: Path, build: Path, tmp_path: Path
-) -> None:
+def test_in_a_terminal_top_follows_the_run_to_its_end(tmp_path: Path) -> None:
     path = write(tmp_path / "m.jsonl", steps=1)
-    terminal = Terminal([zerorun, "top", path, "--interval", "0.1"], tmp_path, environment(build))
+    terminal = Terminal([ZERORUN, "top", path, "--interval", "0.1"], tmp_path, environment())
     terminal.read_until("1 rank")
     with path.open("a") as file:
         file.write('{"step": 7, "loss": 0.5}\n{"param_hash": "0"}\n')

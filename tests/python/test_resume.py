@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import HERE, launch, passed
+from ranks import HERE, launch, passed, torch_python
 
 PROGRAM = HERE / "resumed_loop.py"
 KINDS = ("initialize/listed", "shard/streamed", "deepspeed/listed")
@@ -14,9 +14,7 @@ SAMPLES = 21
 
 
 @pytest.fixture(scope="module")
-def folder(
-    build: Path, torch_python: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of runs that resume on as many ranks, and on more: in same/ and elastic/."""
     folder = tmp_path_factory.mktemp("resumed")
     for ranks, place, *arguments in (
@@ -25,7 +23,7 @@ def folder(
         (2, "elastic", "1", "resumed", *ELASTIC),
     ):
         words = ["--deepspeed_compat", PROGRAM, folder / place, *arguments]
-        passed(launch(build, ranks, *words, **torch_python))
+        passed(launch(ranks, *words, **torch_python()))
     return folder
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import DEADLINE, interrupted, piped, ran, wait_for_step
+from ranks import DEADLINE, ZERORUN, interrupted, piped, ran, wait_for_step
 
 KILLS = int(os.environ.get("ZERORUN_KILLS", "2"))
 ENDLESS = ("--steps", 10**6, "--save", "run")
@@ -24,11 +24,11 @@ def read(ckpt):
 
 
 @pytest.fixture
-def ckpt(zerorun, tmp_path):
+def ckpt(tmp_path):
     """Runs `zerorun ckpt`; returns its output, or its errors if it fails with a code."""
 
     def run(*arguments, code=0):
-        result = ran([zerorun, "ckpt", *map(str, arguments)], cwd=tmp_path, timeout=DEADLINE)
+        result = ran([ZERORUN, "ckpt", *map(str, arguments)], cwd=tmp_path, timeout=DEADLINE)
         assert (result.returncode, code or result.stderr) == (code, code or ""), result.stderr
         return result.stderr if code else result.stdout
 
@@ -57,7 +57,7 @@ def test_saves_that_are_put_off_are_counted(train, ckpt, tmp_path):
 
 
 def test_killed_runs_and_prunes_leave_whole_checkpoints_that_go_on(
-    zerorun, start_train, ckpt, read, tmp_path
+    start_train, ckpt, read, tmp_path
 ):
     """At random moments, the launcher or all processes at once; the trace of
     tests/checkpoint/crash_test.cc has all of a save."""
@@ -75,7 +75,7 @@ def test_killed_runs_and_prunes_leave_whole_checkpoints_that_go_on(
             time.sleep(moments.uniform(0, 1))
             kill_job(job, ranks=kill % 4 == 1)
         ckpt("verify", "run")
-        prune = piped([zerorun, "ckpt", "prune", tmp_path / "run", "--keep_last", 1])
+        prune = piped([ZERORUN, "ckpt", "prune", tmp_path / "run", "--keep_last", 1])
         time.sleep(moments.uniform(0, 0.03))
         prune.kill()
         prune.communicate()
@@ -121,12 +121,12 @@ def test_checkpoints_that_latest_does_not_name_are_another_runs(train, tmp_path)
     assert (tmp_path / "run.1" / "step1" / "checkpoint.json").is_file()
 
 
-def test_a_changed_config_json_is_noticed(zerorun, train, tmp_path):
+def test_a_changed_config_json_is_noticed(train, tmp_path):
     train("--steps", 1, "--save", "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"n_head": 1}))
     options = ("--data", "text", "--steps", "2", "--save", "run", "--resume", "run")
-    result = ran([zerorun, "--accelerator", "cpu", "train", *options], cwd=tmp_path)
+    result = ran([ZERORUN, "--accelerator", "cpu", "train", *options], cwd=tmp_path)
     assert result.returncode == 1
     assert "another model: n_head was 2 and is 1" in result.stderr
 

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from metrics_files import write
-from ranks import launch, output_of, passed
+from ranks import launch, output_of, passed, torch_python
 from zerorun.metrics import meter
 from zerorun.report.page import findings
 from zerorun.report.reader import read_run
@@ -101,18 +101,16 @@ JOBS += [("shard", "data, accumulated"), ("shard", "data, two engines")]
     # Most of the time both ranks wait, so each program's tests have a process.
     [pytest.param(*job, marks=pytest.mark.xdist_group(job[0])) for job in JOBS],
 )
-def test_a_slow_rank_is_named_with_its_cause(
-    build: Path, torch_python: dict[str, str], tmp_path: Path, api: str, slow: str
-) -> None:
+def test_a_slow_rank_is_named_with_its_cause(tmp_path: Path, api: str, slow: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    variables = torch_python
+    variables = torch_python()
     if slow == "save":
         source, library = tmp_path / "disk.c", tmp_path / "disk.so"
         source.write_text(SLOW_DISK)
         output_of("cc", "-shared", "-fPIC", "-o", library, source, "-ldl")
         variables = {"LD_PRELOAD": str(library)}
-    job = passed(launch(build, 2, "--no_local_rank", program, api, slow, tmp_path, **variables))
+    job = passed(launch(2, "--no_local_rank", program, api, slow, tmp_path, **variables))
     found = json.loads(job.stdout.splitlines()[-1])  # within 50 steps
     if slow == "nobody":
         assert found is None

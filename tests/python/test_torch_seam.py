@@ -5,12 +5,12 @@ import importlib
 import re
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import zerorun
+from ranks import ROOT
 from torch import nn
 from transformers.utils import is_torch_available
 from zerorun import torch_seam
@@ -78,9 +78,9 @@ OF_PYTHON = {
 }
 
 
-def test_the_table_has_every_private_name_that_the_package_reads(root: Path) -> None:
+def test_the_table_has_every_private_name_that_the_package_reads() -> None:
     read, own = set(), set()
-    for file in (root / "python" / "zerorun").rglob("*.py"):
+    for file in (ROOT / "python" / "zerorun").rglob("*.py"):
         own.add(file.stem)
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -96,8 +96,8 @@ def test_the_table_has_every_private_name_that_the_package_reads(root: Path) -> 
     assert private - listed <= OF_PYTHON
 
 
-def test_functions_of_torch_are_replaced_in_one_place(root: Path) -> None:
-    sources = {file.stem: file.read_text() for file in (root / "python/zerorun").rglob("*.py")}
+def test_functions_of_torch_are_replaced_in_one_place() -> None:
+    sources = {file.stem: file.read_text() for file in (ROOT / "python/zerorun").rglob("*.py")}
     torchs = r"(?:torch|nn|F|Tensor)\.[\w.]+"
     assignment = rf"^ *(del {torchs}|{torchs} [+|]?= .*|setattr\((?:torch|nn)\b.*)(?: *#.*)?$"
     found = {stem: re.findall(assignment, text, re.M) for stem, text in sources.items()}

@@ -8,7 +8,7 @@ import signal
 from collections import defaultdict
 
 import pytest
-from ranks import DEADLINE, interrupted, ran, wait_for_step
+from ranks import BUILD, DEADLINE, interrupted, ran, wait_for_step
 from zerorun.metrics import FIELDS
 from zerorun.report import read_run
 
@@ -71,17 +71,12 @@ def test_an_interrupted_run_that_cannot_save_says_so(start_train, tmp_path):
     assert "stopped by a signal" not in output
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--metrics", "/dev/full"], "cannot write the metrics file /dev/full"),
-        (["--trace", "/dev/full"], "cannot write /dev/full"),
-    ],
-)
-def test_a_full_disk_does_not_end_the_run(train, options, told):
+def test_a_full_disk_does_not_end_the_run(train):
+    options = ("--metrics", "/dev/full", "--trace", "/dev/full")
     output, errors = train("--steps", 5, "--save=", *options)
     assert "step 5/5" in output
-    assert errors.count(told) == 1
+    for told in ("cannot write the metrics file /dev/full", "cannot write /dev/full"):
+        assert errors.count(told) == 1
 
 
 def test_a_timeline_that_cannot_be_written_is_told_before_training(train):
@@ -99,14 +94,14 @@ def test_other_data_of_the_same_length_are_noticed(train, tmp_path):
 
 
 @pytest.mark.usefixtures("start_train")
-def test_a_file_size_limit_is_an_error_and_not_a_death(build, tmp_path):
+def test_a_file_size_limit_is_an_error_and_not_a_death(tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
     model = tmp_path / "model.json"
     model.write_text(json.dumps(json.loads(model.read_text()) | {"n_embd": 256}))
     # One rank: more share memory that would count.
-    program = build / "libexec" / "zerorun" / "train"
+    program = BUILD / "libexec" / "zerorun" / "train"
     options = ("--data", "text", "--model", "model.json", "--steps", "0", "--save", "run")
     result = ran([program, *options], cwd=tmp_path, timeout=DEADLINE, preexec_fn=limit)
     assert result.returncode == 1

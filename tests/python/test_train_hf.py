@@ -6,23 +6,18 @@ import os
 import numpy as np
 import pytest
 import torch
-from ranks import output_of
+from ranks import BUILD, ZERORUN, output_of
 
 PROMPT = "def main(argv):"
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def train(build, zerorun):
+def train(folder, *arguments, ranks=1):
     """Runs the program in a folder: one rank, or two of the launcher."""
-    program = build / "libexec" / "zerorun" / "train"
+    launcher = (ZERORUN, "--accelerator", "cpu", "--num_gpus", ranks) if ranks > 1 else ()
     own = os.environ | {"OMP_NUM_THREADS": "1"}
-
-    def run(folder, *arguments, ranks=1):
-        launcher = (zerorun, "--accelerator", "cpu", "--num_gpus", ranks) if ranks > 1 else ()
-        return output_of(*launcher, program, *arguments, cwd=folder, env=own, timeout=120)
-
-    return run
+    command = (*launcher, BUILD / "libexec" / "zerorun" / "train", *arguments)
+    return output_of(*command, cwd=folder, env=own, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +31,7 @@ def job(tmp_path_factory):
     return ("--data", folder / "text", "--model", folder / "model.json")
 
 
-def train_logits(train, folder, init, dtype="fp32", ranks=1):
+def train_logits(folder, init, dtype="fp32", ranks=1):
     options = ("--init", init, "--steps", 0, "--save=", "--dtype", dtype, "--sample", PROMPT)
     train(folder, *options, "--sample_tokens", 1, "--logits", "logits.bin", ranks=ranks)
     return np.fromfile(folder / "logits.bin", dtype=np.float32).reshape(len(PROMPT), -1)
@@ -48,7 +43,7 @@ def hf_logits(model):
 
 
 @pytest.mark.parametrize(("dtype", "stage"), [("fp32", 2), ("bf16", 3), ("fp16", 2)])
-def test_transformers_loads_what_two_ranks_saved(train, job, tmp_path, dtype, stage):
+def test_transformers_loads_what_two_ranks_saved(job, tmp_path, dtype, stage):
     from transformers import GPT2LMHeadModel  # seconds, which only the process of this file has
 
     config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}}
@@ -71,13 +66,13 @@ def test_transformers_loads_what_two_ranks_saved(train, job, tmp_path, dtype, st
     assert model.config.vocab_size == 256
     expected = hf_logits(model)
     assert np.abs(expected).max() > 1
-    found = train_logits(train, tmp_path, "saved", dtype, ranks=2)
+    found = train_logits(tmp_path, "saved", dtype, ranks=2)
     assert np.abs(found - expected).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("prefix", [True, False])
-def test_train_starts_from_what_transformers_saved(train, tmp_path, dtype, prefix):
+def test_train_starts_from_what_transformers_saved(tmp_path, dtype, prefix):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(1)
@@ -85,5 +80,5 @@ def test_train_starts_from_what_transformers_saved(train, tmp_path, dtype, prefi
     config = GPT2Config(vocab_size=256, bos_token_id=None, eos_token_id=None, **shape)
     model = GPT2LMHeadModel(config).to(dtype)
     (model if prefix else model.transformer).save_pretrained(tmp_path / "hf")
-    actual = train_logits(train, tmp_path, "hf")
+    actual = train_logits(tmp_path, "hf")
     assert np.abs(actual - hf_logits(model.float().eval())).max() < TOLERANCE

@@ -5,19 +5,16 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zerorun as package
-from ranks import environment, piped, write_small_job
+from ranks import ZERORUN, environment, piped, write_small_job
 from zerorun.tune import __main__ as tool
 from zerorun.tune.options import DEFAULTS, Options, parse
 from zerorun.tune.search import Search, Trial, command_of
-
-Start = Callable[[str], subprocess.Popen[str]]
 
 
 def search_with(rate: Any, given: dict[str, Any], fits: Any = None, **section: Any) -> Search:
@@ -113,10 +110,10 @@ def test_batches_stay_within_their_limit() -> None:
 
 
 @pytest.fixture
-def tune(zerorun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a configuration, a text and a model to tune."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{zerorun.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{ZERORUN.parent}:{os.environ['PATH']}")
     config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}}
     config["autotuning"] = {"enabled": True, "tuner_num_trials": 3, "end_profile_step": 4}
     (tmp_path / "c.json").write_text(json.dumps(config))
@@ -127,9 +124,8 @@ def tune(zerorun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 COMMAND = "tune c.json --accelerator cpu --num_gpus 2 -- train --data text --model model.json"
 
 
-@pytest.fixture
-def start(zerorun: Path, build: Path, tune: Path) -> Start:
-    return lambda words: piped([zerorun, *words.split()], env=environment(build))
+def start(words: str) -> subprocess.Popen[str]:
+    return piped([ZERORUN, *words.split()], env=environment())
 
 
 def results_of(job: subprocess.Popen[str], folder: Path) -> tuple[list[Any], dict[str, Any], str]:
@@ -146,7 +142,7 @@ def results_of(job: subprocess.Popen[str], folder: Path) -> tuple[list[Any], dic
     return trials, optimal, command
 
 
-def test_a_program_is_tuned(start: Start, tune: Path) -> None:
+def test_a_program_is_tuned(tune: Path) -> None:
     trials, optimal, command = results_of(start(COMMAND), tune)
     assert [trial["status"] for trial in trials] == ["done"] * 3
     assert "autotuning" not in optimal
@@ -172,7 +168,7 @@ open("ended", "w").close()
 """
 
 
-def test_a_pytorch_script_is_tuned_and_run(start: Start, tune: Path) -> None:
+def test_a_pytorch_script_is_tuned_and_run(tune: Path) -> None:
     size = "--per_device_train_batch_size"
     section = {"tuner_num_trials": 2, "end_profile_step": 4}
     section["arg_mappings"] = {"train_micro_batch_size_per_gpu": size}
@@ -202,7 +198,7 @@ def test_a_best_command_that_cannot_be_run_is_named(
     assert capsys.readouterr().err == told
 
 
-def test_an_interrupt_keeps_the_best_so_far(start: Start, tune: Path) -> None:
+def test_an_interrupt_keeps_the_best_so_far(tune: Path) -> None:
     # So that some trials are left when the signal arrives.
     text = (tune / "c.json").read_text().replace('"tuner_num_trials": 3', '"tuner_num_trials": 50')
     (tune / "c.json").write_text(text)

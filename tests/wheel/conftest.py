@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import output_of
+from ranks import ROOT, output_of
 
-ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 120
 
 

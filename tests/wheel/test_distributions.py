@@ -11,9 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ranks import output_of, ran
+from ranks import ROOT, output_of, ran
 
-from .conftest import DEADLINE, ROOT
+from .conftest import DEADLINE
 
 DEBIAN, UBUNTU = "http://deb.debian.org/debian", "http://archive.ubuntu.com/ubuntu"
 MIRROR_S = 900

@@ -8,9 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ranks import output_of
+from ranks import ROOT, output_of
 
-from .conftest import DEADLINE, ROOT, Environment
+from .conftest import DEADLINE, Environment
 
 # What every Linux has that the wheel's tag names.
 OF_THE_SYSTEM = re.compile(

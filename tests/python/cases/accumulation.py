@@ -1,14 +1,5 @@
 """Micro-steps, batches of them, and gradients that come late or not at all."""
 
-import copy
-import functools
-import itertools
-from pathlib import Path
-
-import torch
-import zerorun
-from torch import nn
-
 from cases.models import *
 
 Halves = tuple[torch.Tensor, torch.Tensor]
@@ -183,9 +174,7 @@ def case_an_unused_pooler_holds_no_gradients_back() -> None:
 
 def case_hooks_find_the_gradient_of_this_rank() -> None:
     for stage in STAGES:
-        torch.manual_seed(0)
-        model = nn.Linear(4, 1, bias=False)
-        engine, *_ = initialize(model, sgd(model), config=config(stage))
+        model, engine = started(config(stage), lambda: nn.Linear(4, 1, bias=False), optimizer=sgd)
         found: list[torch.Tensor] = []
 
         def look(parameter: nn.Parameter, found=found) -> None:

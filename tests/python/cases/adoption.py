@@ -2,16 +2,9 @@
 
 import ctypes
 import time
-from pathlib import Path
-from typing import Any
-from unittest import mock
 
-import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import zerorun
 from safetensors.torch import save_file
-from torch import nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method

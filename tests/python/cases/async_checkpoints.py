@@ -1,14 +1,7 @@
 """Saves that go on while the engine trains."""
 
-import contextlib
 import resource
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-
-import torch
-import zerorun
-from torch import nn
 
 from cases.models import *
 

@@ -1,11 +1,5 @@
 """torch.autocast around models whose parameters come and go."""
 
-import warnings
-from collections.abc import Callable
-
-import torch
-from torch import nn
-
 from cases.models import *
 
 

@@ -1,14 +1,5 @@
 """What users get wrong: typed errors that name module, parameter and argument, on every rank."""
 
-import functools
-import itertools
-import warnings
-
-import pytest
-import torch
-import zerorun
-from torch import nn
-
 from cases.models import *
 
 

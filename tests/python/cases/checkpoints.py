@@ -1,11 +1,5 @@
 """Saving and loading engines."""
 
-from pathlib import Path
-
-import torch
-import zerorun
-from torch import nn
-
 from cases.models import *
 
 

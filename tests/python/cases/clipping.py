@@ -1,14 +1,8 @@
 """torch's functions that clip, where the gradients are an engine's."""
 
 import inspect
-import sys
-import types
 from collections.abc import Iterable
-from typing import Any
 
-import pytest
-import torch
-from torch import nn
 from zerorun.shards import clipping
 
 from cases.models import *

@@ -3,16 +3,9 @@
 import base64
 import importlib.metadata
 import importlib.util
-import json
-import os
 import subprocess
-import sys
-import types
-from pathlib import Path
 
 import deepspeed
-import torch
-import torch.distributed as dist
 
 from cases.models import *
 

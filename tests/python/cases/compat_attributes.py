@@ -1,14 +1,8 @@
 """Values that scripts read of DeepSpeed's modules, sections and objects without calling them."""
 
 import argparse
-import json
-import os
-from unittest import mock
 
-import deepspeed
 import pydantic
-import torch
-import zerorun
 from deepspeed.elasticity import elasticity_enabled, ensure_immutable_elastic_config
 from deepspeed.elasticity.config import *
 from deepspeed.runtime import lr_schedules, precision_config
@@ -20,8 +14,7 @@ from deepspeed.runtime.zero.offload_config import (
 )
 from deepspeed.utils import groups
 
-from cases.compat import begin, start
-from cases.models import *
+from cases.compat import *
 
 FP16 = {"fp16": {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2}}
 

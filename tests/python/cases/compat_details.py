@@ -1,19 +1,10 @@
 """What programs that use DeepSpeed's smaller interfaces meet, one case each."""
 
-import os
 import shutil
-import sys
-import types
-from pathlib import Path
-from unittest.mock import patch
 
-import deepspeed
-import torch
-import zerorun
 from deepspeed.checkpoint import UNIVERSAL_CHECKPOINT_INFO, ds_to_universal
 
-from cases.compat import begin, start
-from cases.models import *
+from cases.compat import *
 
 
 def _own_section() -> tuple[type, type]:
@@ -166,7 +157,7 @@ def case_saves_need_a_folder_and_no_modes_of_files(folder: Path) -> None:
     raises(ValueError, "save_dir", engine.save_checkpoint, None)
     text = "checkpoint tags differ"
     raises(AssertionError, text, engine.save_checkpoint, folder, tag=f"tag{RANK}")
-    with patch("os.chmod", side_effect=PermissionError("refused")):  # as shares of files do
+    with mock.patch("os.chmod", side_effect=PermissionError("refused")):  # as shares of files do
         engine.save_checkpoint(folder, "saved")
     assert (folder / "zero_to_fp32.py").exists()
     assert not os.access(folder / "zero_to_fp32.py", os.X_OK)

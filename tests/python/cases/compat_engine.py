@@ -1,18 +1,8 @@
 """What scripts ask of DeepSpeed's engine and optimizer."""
 
 import inspect
-import os
-import subprocess
-import sys
-import types
-from pathlib import Path
 
-import deepspeed
-import torch
-import zerorun
-
-from cases.compat import start
-from cases.models import *
+from cases.compat import *
 
 
 class Progress:

@@ -1,21 +1,16 @@
 """deepspeed's mpu, mesh_param and mixture of experts, on 2 x 2 ranks."""
 
-from typing import Any
-
 import deepspeed
-import torch
-import torch.distributed as dist
 from deepspeed.moe import utils as moe
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.sharded_moe import _AllToAll, top1gating, top2gating, topkgating
 from deepspeed.runtime.pipe import topology as grids
 from deepspeed.sequence.layer import DistributedAttention, single_all_to_all
 from deepspeed.utils import groups
-from torch import nn
 
 from cases import dtensors, mesh
 from cases.compat import begin
-from cases.models import RANK, WORLD_SIZE, assert_close, raises, refuses, with_process_group
+from cases.models import *
 from cases.parts import random_rows, squared_errors, train_whole, trainer
 
 WIDTH, EXPERTS, ROWS, STEPS = 8, 4, 16, 4

@@ -1,17 +1,9 @@
 """What programs read of DeepSpeed's ZeRO optimizers: flat masters, states, groups, norm; and the
 `.grad` of parameters at stage 0, which they log, clip, replace and clear."""
 
-import itertools
-from collections.abc import Callable
-
-import deepspeed
-import pytest
-import torch
 from deepspeed import utils
-from torch import nn
 
-from cases.compat import begin, start
-from cases.models import *
+from cases.compat import *
 
 
 def flat_of(optimizer: torch.optim.Optimizer, stage: int) -> list[torch.Tensor]:

@@ -1,12 +1,7 @@
 """What programs take of DeepSpeed's runtime for work of their own, and what its profile counts."""
 
-import math
-from pathlib import Path
 from types import SimpleNamespace
 
-import deepspeed
-import torch
-import torch.distributed as dist
 from deepspeed.profiling.flops_profiler import FlopsProfiler, get_model_profile
 from deepspeed.runtime import utils
 from deepspeed.runtime.data_pipeline.curriculum_scheduler import CurriculumScheduler
@@ -15,11 +10,9 @@ from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.sparse_tensor import SparseTensor
 from deepspeed.utils import bwc
-from torch import nn
 from zerorun import experts
 
-from cases.compat import begin, start
-from cases.models import *
+from cases.compat import *
 
 
 def graded(*gradients: list[float]) -> list[nn.Parameter]:

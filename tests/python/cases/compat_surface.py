@@ -1,17 +1,8 @@
 """What DeepSpeed's public classes and methods do, against plain PyTorch."""
 
-import contextlib
 import io
-import itertools
-import os
-from pathlib import Path
 
-import deepspeed
-import torch
-import zerorun
-
-from cases.compat import begin, start
-from cases.models import *
+from cases.compat import *
 
 
 def case_several_backward_passes_are_one_step() -> None:

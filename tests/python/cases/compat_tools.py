@@ -1,19 +1,8 @@
 """What DeepSpeed's helpers beside the engine do: checkpointing, hosts, logs, tiles, sections."""
 
-import base64
-import contextlib
 import io
-import itertools
-import json
-import os
-import types
-from pathlib import Path
 
-import deepspeed
-import torch
-
-from cases.compat import begin, start
-from cases.models import *
+from cases.compat import *
 
 
 def case_checkpointing_recomputes_with_the_same_random_numbers() -> None:

@@ -1,15 +1,6 @@
 """torch.compile with its own backend, which makes C++ of a model's blocks."""
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-import torch
 import torch._inductor.config
-import zerorun
-from tied_model import Model
-from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from zerorun import consolidate, torch_seam
 
@@ -64,11 +55,7 @@ def in_silence(*settings: str) -> Iterator[None]:
 
 
 def losses_at(
-    stage: int,
-    change: Change,
-    before: bool,
-    late: bool = False,
-    backend: str = "inductor",
+    stage: int, change: Change, before: bool, late: bool = False, backend: str = "inductor"
 ) -> list[float]:
     torch._dynamo.reset()
     model = make()

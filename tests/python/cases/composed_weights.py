@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-import zerorun
-from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from cases.models import *

@@ -1,18 +1,6 @@
 """Checkpoints in DeepSpeed's layout, written by hand: kinds that are not among those in data/."""
 
-import functools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import torch
-import zerorun
-from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import *
 from uneven_model import groups_of, loss_of, make_model
 from zerorun import communicator
 

@@ -1,16 +1,8 @@
 """Models of torch's parallelize_module on a mesh of 2 x 2 ranks, against those of one process."""
 
-import contextlib
 import io
 import runpy
-import sys
-from pathlib import Path
-from typing import Any
 
-import pytest
-import torch
-import zerorun
-from torch import nn
 from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -121,7 +113,7 @@ def case_state_dicts_of_torch_have_dtensors() -> None:
 
 def case_the_example_trains() -> None:
     meshes()
-    path = Path(__file__).parents[3] / "examples" / "python" / "tensor_parallel.py"
+    path = ROOT / "examples" / "python" / "tensor_parallel.py"
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(sys, "argv", [str(path)])

@@ -1,11 +1,5 @@
 """Experts on different ranks (2 x 2), against one process that has them all."""
 
-from pathlib import Path
-from typing import Any
-
-import torch
-import zerorun
-from torch import nn
 from zerorun import consolidate, experts
 
 from cases import models

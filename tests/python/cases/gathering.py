@@ -1,11 +1,7 @@
 """What becomes of changes within GatheredParameters, and of modules that are changed under Init."""
 
 import time
-from unittest.mock import patch
 
-import pytest
-import torch
-from torch import nn
 from torch._C import _len_torch_function_stack
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -21,8 +17,7 @@ def case_parameters_gather_lists_and_keep_changes_when_told_so() -> None:
     for parameter, engine in both_states():
         others = [] if engine is None else list(engine.module.blocks[0].parameters())
         listed = [parameter, *others]
-        with GatheredParameters(parameter):
-            before = parameter.detach().clone()
+        before = full(parameter)
         for kept in (False, True):
             parameter.all_gather(param_list=listed)
             assert [each.shape for each in listed] == [each.ds_shape for each in listed]
@@ -31,8 +26,7 @@ def case_parameters_gather_lists_and_keep_changes_when_told_so() -> None:
             parameter.partition(param_list=listed, has_been_updated=kept)
             parameter.partition()  # which is partitioned already
             assert [tuple(each.shape) for each in listed] == [EMPTY] * len(listed)
-            with GatheredParameters(parameter):
-                assert torch.equal(parameter.detach(), before * 2 if kept else before)
+            assert torch.equal(full(parameter), before * 2 if kept else before)
         if engine is not None:
             train(engine, 1)
 
@@ -58,8 +52,7 @@ def case_only_parameters_are_gathered_and_none_is_none() -> None:
 def case_changes_without_a_modifier_end_with_the_block() -> None:
     """Each rank merges an adapter of its own, and sees nothing of the others'."""
     for parameter, engine in both_states():
-        with GatheredParameters(parameter):
-            before = parameter.detach().clone()
+        before = full(parameter)
         for replace in (False, True):
             merged = before + (RANK + 1)
             with GatheredParameters(parameter), torch.no_grad():
@@ -77,8 +70,7 @@ def case_changes_without_a_modifier_end_with_the_block() -> None:
                 with GatheredParameters(parameter):
                     parameter.fill_(7.0)
                 assert torch.equal(parameter.detach(), merged)
-            with GatheredParameters(parameter):
-                assert torch.equal(parameter.detach(), before)
+            assert torch.equal(full(parameter), before)
 
         def fails() -> None:
             with GatheredParameters(parameter), torch.no_grad():
@@ -101,8 +93,7 @@ def case_one_ranks_changes_reach_the_others_and_the_masters_at_every_stage() -> 
         with GatheredParameters([weight, model.blocks[0].norm.bias], modifier_rank=1):
             if RANK == WORLD_SIZE - 1:
                 weight.data.fill_(3.0)
-        with GatheredParameters(weight):
-            assert weight.unique().tolist() == [3.0]
+        assert full(weight).unique().tolist() == [3.0]
         assert safe_get_full_fp32_param(weight).unique().tolist() == [3.0]
         train(engine, 1)
         engine._core.parameter_hash()  # an error if copies differ
@@ -159,8 +150,7 @@ def case_copies_under_init_are_whole() -> None:
     first, second = (part.linear1.weight for part in encoder.layers)
     with GatheredParameters(first, modifier_rank=0), torch.no_grad():
         first.zero_()
-    with GatheredParameters(second):
-        assert second.abs().sum() > 0
+    assert full(second).abs().sum() > 0
 
 
 class Recomputed(nn.Module):
@@ -256,8 +246,7 @@ def case_the_own_part_is_written_where_it_is_kept() -> None:
             time.sleep(0.05 * (late == RANK))
             own.data = torch.full_like(own, 3.0 + late)
             own.data += 1
-            with GatheredParameters(parameter):
-                assert torch.equal(parameter, torch.full_like(parameter, 4.0 + late))
+            assert full(parameter).unique().tolist() == [4.0 + late]
             own.data = torch.full_like(own, -1.0)
         refuses("cannot be replaced", setattr, own, "data", torch.zeros(own.numel() + 1))
 
@@ -308,7 +297,7 @@ def case_a_full_tensor_has_a_backward() -> None:
         begun = set()
         for _ in range(3):  # the graph of one step lives until the next one's is made
             watch = {"autospec": True, "side_effect": begin_backward}
-            with patch.object(ModuleCall, "begin_backward", **watch) as begin:
+            with mock.patch.object(ModuleCall, "begin_backward", **watch) as begin:
                 loss = penalized(model, full_tensor)
                 loss.backward()
             begun.add(begin.call_count)

@@ -1,17 +1,11 @@
 """What stage 3 costs the host, counted, and modules that are called without their unit."""
 
 import sys
-import warnings
-from collections.abc import Callable
-from pathlib import Path
-
-import torch
-from torch import nn
 
 from cases.models import *
 from cases.random_modules import WIDTH, Summing
 
-sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
+sys.path.append(str(ROOT / "bench"))
 from host_cost import LAYERS, count_calls, make_model, train_step
 
 

@@ -1,18 +1,10 @@
 """Other programs' checkpoints in engines; real DeepSpeed and PyTorch wrote those in data/."""
 
-import functools
-import json
 import pickle
 import shutil
 import tarfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import torch
 import uneven_model
-import zerorun
-from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from uneven_model import CONTINUED, SAVED_AFTER, UnevenModel, groups_of, make_model
 from zerorun import communicator
@@ -22,13 +14,11 @@ from zerorun.interchange import untrusted
 from cases.models import *
 from cases.untrusted import Malicious
 
-DATA = Path(__file__).resolve().parent.parent / "data"
-
 
 def unpack(folder: Path, archive: str) -> list[Path]:
     if RANK == 0:
         folder.mkdir(exist_ok=True)
-        with tarfile.open(DATA / archive) as file:
+        with tarfile.open(HERE / "data" / archive) as file:
             file.extractall(folder, filter="data")
     communicator.world(30).barrier()
     return sorted(path for path in folder.iterdir() if path.is_dir())

@@ -1,17 +1,7 @@
-"""Memory of a (fake) GPU while a model comes into an engine."""
-
-import gc
-import os
-import sys
-from typing import Any
-from unittest import mock
+"""Models that come into an engine, or are made under zero.Init, where ranks train on GPUs (that are
+not there: see fake_torch_cuda.py), and the memory that it takes."""
 
 import fake_torch_cuda
-import pytest
-import torch
-import torch.distributed as dist
-import zerorun
-from torch import nn
 from zerorun import device
 from zerorun.shards.parameters import Loading
 from zerorun.shards.shards import Policy, Shards
@@ -21,23 +11,16 @@ from cases.models import *
 fake = fake_torch_cuda.installed()
 
 
-class Large(nn.Module):
-    """Parameters of several megabytes, of which none is much larger than the others."""
-
-    WIDTH = 1024
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(self.WIDTH, self.WIDTH) for _ in range(6))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+WIDTH = 1024
 
 
-LARGEST = 4 * Large.WIDTH**2  # bytes
-BUCKET = LARGEST // 2 + 2 * Large.WIDTH  # bytes of a unit in bf16
+def large() -> nn.Module:
+    """With parameters of several megabytes, of which none is much larger than the others."""
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+
+
+LARGEST = 4 * WIDTH**2  # bytes
+BUCKET = LARGEST // 2 + 2 * WIDTH  # bytes of a unit in bf16
 SLACK = 1 << 16  # of what is not parameters
 
 
@@ -75,12 +58,12 @@ def case_the_peak_is_the_plan_and_the_largest_parameter() -> None:
         keywords = {"stage": stage, "dtype": torch.bfloat16}
         gathered = BUCKET if stage == 3 else 0  # views of a bucket are made in its memory
         with torch.device("meta"):
-            unset = Large()
+            unset = large()
         for start, model, options, most in (
-            (zerorun.initialize, make(Large), configured, max(LARGEST, gathered)),
-            (zerorun.shard, make(Large), keywords, max(LARGEST, gathered)),
+            (zerorun.initialize, make(large), configured, max(LARGEST, gathered)),
+            (zerorun.shard, make(large), keywords, max(LARGEST, gathered)),
             (zerorun.shard, unset, keywords, LARGEST),  # waits in host memory
-            (zerorun.initialize, make(Large), configured | {"engine_class": Rounding}, BUCKET),
+            (zerorun.initialize, make(large), configured | {"engine_class": Rounding}, BUCKET),
         ):
             peak, held = peak_of(start, model, optimizer=adamw(model), **options)
             assert held <= peak <= held + most + SLACK, (start, options, peak, held)
@@ -95,7 +78,7 @@ def case_a_model_that_is_on_the_gpu_goes_as_it_is_taken_over() -> None:
         held.append(before - now() - nbytes)
 
     for stage in STAGES:
-        model = make(Large)
+        model = make(large)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(DEVICE)
         with mock.patch.object(Shards, "_take", measured):
@@ -192,6 +175,46 @@ def case_deepspeeds_group_is_bound_to_this_ranks_gpu() -> None:
             deepspeed.comm.init_distributed()
         assert make_group.call_args.kwargs["device_id"] == bound
     assert made == [[DEVICE]] * 3
+
+
+def case_zero_init_puts_its_parts_on_the_gpu() -> None:
+    with Init():
+        assert fake.made_current == [DEVICE]
+        model = make()
+    assert {value.device for value in model.parameters()} == {DEVICE}
+    assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
+    engine, *_ = initialize(model, adamw(model), config=config(3))
+    assert_close(train(engine, 2), reference(steps=2)[0])
+
+
+def case_zero_init_keeps_what_is_offloaded_on_the_host() -> None:
+    """A model that the GPUs together do not hold: they get one parameter at a time."""
+    settings = config(3, {"offload_param": {"device": "cpu"}})
+    expected = reference(steps=2)[0]
+    for arguments in ({"config_dict_or_path": settings}, {"remote_device": "cpu"}):
+        with Init(**arguments):
+            model = make(Model)
+        assert {value.device for value in model.parameters()} == {DEVICE}
+        assert {value.ds_tensor.device for value in model.parameters()} == {torch.device("cpu")}
+        with GatheredParameters(model.parameters()):
+            assert {value.device for value in model.parameters()} == {DEVICE}
+            assert all(value.numel() == value.ds_numel for value in model.parameters())
+        engine, *_ = initialize(model, adamw(model), config=settings)
+        assert_close(train(engine, 2), expected)
+    with Init(config_dict_or_path=settings, remote_device="none"):
+        model = make(Model)
+    assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
+
+
+def case_ranks_that_a_scheduler_shows_the_same_gpu_are_named() -> None:
+    if WORLD_SIZE == 1:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as srun does where tasks share all GPUs
+        patch.delenv("ZERORUN_SHARE_GPUS")
+        model = make()
+        text = "ranks 0 and 1 have the same GPU (PCI 0000:00:00), which NCCL refuses: show each"
+        refuses(text, zerorun.initialize, model, adamw(model), config=config(3))
 
 
 def case_nothing_that_the_real_cuda_would_punish() -> None:

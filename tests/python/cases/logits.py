@@ -1,13 +1,6 @@
 """zerorun.nn.linear_cross_entropy: a loss without all logits."""
 
-import itertools
-import math
-from typing import Any
-
 import peft
-import torch
-import torch.nn.functional as F
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from zerorun.nn import linear_cross_entropy
 

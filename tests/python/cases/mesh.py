@@ -1,16 +1,6 @@
 """Models that are divided among ranks (2 x 2), against their mathematics in one process."""
 
-import functools
 import shutil
-import types
-from pathlib import Path
-from typing import Any
-
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-import zerorun
-from torch import nn
 
 from cases import parts
 from cases.models import *
@@ -254,8 +244,7 @@ def case_zero_init_keeps_what_each_part_of_the_model_has() -> None:
         replica = 10 * own + RANK // TENSOR  # the values are those of the first one
         with Init(**group, zero_param_parallel_group=mpu.data):
             layer = make(lambda: nn.Linear(5, 7), replica)
-        with GatheredParameters(layer.weight):
-            assert torch.equal(layer.weight, make(lambda: nn.Linear(5, 7), 10 * own).weight)
+        assert torch.equal(full(layer.weight), make(lambda: nn.Linear(5, 7), 10 * own).weight)
         model = Divided(mpu)
         Init(model, **group)
         assert model.up.weight.shape == (0,)

@@ -1,14 +1,5 @@
 """Meshes whose dimensions are replicas, shards, parts of a sequence and parts of a model."""
 
-import functools
-import math
-from typing import Any
-
-import pytest
-import torch
-import torch.distributed as dist
-import zerorun
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

@@ -1,17 +1,9 @@
 """Figures of steps, and what reports them, against mathematics and torch."""
 
-import contextlib
 import csv
-import gc
 import io
-import json
-import math
 import time
-import unittest.mock
-from pathlib import Path
 
-import torch
-import zerorun
 import zerorun.metrics
 import zerorun.metrics.meter
 from zerorun import monitor
@@ -45,7 +37,7 @@ def start(stage: int = 2, **keys: object) -> zerorun.ZeroEngine:
 def case_figures_are_those_of_the_steps() -> None:
     for stage in range(4):
         clock, own = RecordedClock(), []
-        with unittest.mock.patch.object(zerorun.metrics.meter, "time", clock):
+        with mock.patch.object(zerorun.metrics.meter, "time", clock):
             engine = start(stage)
             assert engine.metrics() is None
             seen = reports_of(engine)
@@ -217,7 +209,7 @@ def case_a_monitor_whose_server_is_down_is_one_warning() -> None:
         def write_events(self, event_list: object) -> None:
             raise ConnectionError("connection refused")
 
-    sections = unittest.mock.patch.dict(monitor.SECTIONS, csv_monitor=Down)
+    sections = mock.patch.dict(monitor.SECTIONS, csv_monitor=Down)
     with sections, logged() as lines:
         train(start(csv_monitor={"enabled": True}), STEPS)
     warned = [line for line in lines if "connection refused" in line]

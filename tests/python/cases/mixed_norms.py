@@ -1,17 +1,6 @@
 """Batch and instance norms in 16 bits, whose running statistics stay fp32."""
 
-import copy
-import itertools
-import math
-import warnings
-
 import deepspeed
-import pytest
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-import zerorun
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from cases import models

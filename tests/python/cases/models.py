@@ -1,19 +1,30 @@
-"""Small models, data and a reference for the cases."""
+"""Small models, data and a reference for the cases; and the imports that most files of cases need,
+which take `from cases.models import *`."""
 
 import contextlib
+import copy
+import functools
+import gc
+import itertools
+import json
 import logging
 import math
 import os
 import re
+import sys
+import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import zerorun
+from ranks import HERE, ROOT
 from tied_model import VOCABULARY, Block, Model
 from torch import nn
 from zerorun.zero import *
@@ -269,6 +280,12 @@ def logged(name: str = "zerorun") -> Iterator[list[str]]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
+
+
+def full(parameter: nn.Parameter) -> torch.Tensor:
+    """A copy of its value, in host memory."""
+    with GatheredParameters(parameter):
+        return parameter.detach().cpu().clone()
 
 
 def raises(

@@ -1,10 +1,5 @@
 """The configuration's Muon against its formulas in float64: coefficients and heads."""
 
-import functools
-import math
-
-import torch
-from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from cases.models import *

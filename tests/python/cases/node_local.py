@@ -1,11 +1,6 @@
 """checkpoint.use_node_local_storage: every rank saves to a folder of its own, as on hosts of their
 own."""
 
-from pathlib import Path
-
-import torch
-import zerorun
-
 from cases.checkpoints import Normalised
 from cases.models import *
 

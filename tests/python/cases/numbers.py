@@ -1,13 +1,6 @@
 """What an engine keeps as it was given: dtypes of buffers and parameters, gradients that were set,
 values in 8 bits."""
 
-import math
-from pathlib import Path
-
-import torch
-import zerorun
-from torch import nn
-
 from cases.checkpoints import Normalised, engine_at
 from cases.models import *
 

@@ -1,16 +1,8 @@
 """A GPU's ways, on the fake one: see fake_torch_cuda.py."""
 
-import gc
-import os
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import fake_torch_cuda
-import pytest
-import torch
-import zerorun
-from torch import nn
 from zerorun import device
 
 from cases.models import *

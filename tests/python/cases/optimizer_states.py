@@ -1,17 +1,8 @@
 """``optimizer.state`` of an engine, against torch's optimizer on the whole model."""
 
 import collections
-import copy
-import functools
 import inspect
-import math
 import pickle
-from collections.abc import Callable
-from pathlib import Path
-
-import torch
-import zerorun
-from torch import nn
 
 from cases.interchange import engine_for, unpack
 from cases.models import *
@@ -41,10 +32,7 @@ def whole(engine: zerorun.ZeroEngine, part: torch.Tensor) -> torch.Tensor:
 
 
 def case_states_are_torchs_in_both_optimizers_until_the_engine_ends() -> None:
-    for make_optimizer, names in (
-        (adamw, ("exp_avg", "exp_avg_sq")),
-        (sgd, ("momentum_buffer",)),
-    ):
+    for make_optimizer, names in ((adamw, ("exp_avg", "exp_avg_sq")), (sgd, ("momentum_buffer",))):
         plain, of_plain = trained(make_optimizer)
         for stage in STAGES:
             model = make()

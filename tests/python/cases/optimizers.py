@@ -1,16 +1,5 @@
 """Optimizers and schedulers of torch's on sharded parameters, against torch alone."""
 
-import copy
-import functools
-import warnings
-from collections.abc import Callable
-from pathlib import Path
-from unittest import mock
-
-import torch
-import zerorun
-from torch import nn
-
 from cases.models import *
 
 

@@ -1,7 +1,5 @@
 """DeepSpeed's optimizers without an engine, against torch's and formulas."""
 
-import copy
-
 from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from deepspeed.ops.lamb import FusedLamb

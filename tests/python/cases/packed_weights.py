@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import json
-from pathlib import Path
-from typing import Any
-
-import torch
-import zerorun
 from safetensors.torch import load_file, save_file
-from torch import nn
 from zerorun import consolidate
 from zerorun.interchange.model_files import model_tensors
 

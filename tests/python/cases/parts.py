@@ -1,14 +1,6 @@
 """What the cases of models that are divided among ranks share."""
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-import zerorun
-from torch import nn
-
-from cases.models import LossAt, mean
+from cases.models import *
 
 CLIP = 0.05  # below the gradient's norm
 

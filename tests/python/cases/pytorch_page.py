@@ -1,21 +1,8 @@
 """docs/pytorch.md and pytorch_more.md: both sides of every section compute the same."""
 
-import functools
-import re
-import warnings
-from pathlib import Path
-from typing import Any
+from cases.models import *
 
-import torch
-import torch.nn.functional as F
-import zerorun
-from tied_model import Block, Model
-from torch import nn
-
-from cases.models import DEVICE, RANK, batch_of, make, part_of, with_process_group
-
-DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGES = DOCS / "pytorch.md", DOCS / "pytorch_more.md"
+PAGES = ROOT / "docs/pytorch.md", ROOT / "docs/pytorch_more.md"
 TOLERANCES = {"Mixed precision": 2e-2}
 GPU_ONLY = "# FSDP2, on GPUs"
 

@@ -1,15 +1,7 @@
 """zero_quantized_weights at stages 1 and 2, on ranks of two hosts (test_hosts.py)."""
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import deepspeed
-import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict as dcp
-import zerorun
 
 from cases.models import *
 

@@ -3,23 +3,12 @@
 import dataclasses
 import operator
 import random
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
-import torch
-import torch.nn.functional as F
-from tied_model import Block
-from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
-from zerorun.zero import (
-    GatheredParameters,
-    register_external_parameter,
-    unregister_external_parameter,
-)
 
-from cases.models import BATCH, RANK
+from cases.models import *
 from cases.packed_weights import PackedLinear
 
 WIDTH = 16

@@ -1,13 +1,7 @@
 """Drawn models, layouts and loops have the losses, norms and parameters of plain PyTorch."""
 
-import copy
-import os
 import random
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-
-import torch
-from torch import nn
 
 from cases.models import *
 from cases.random_modules import KINDS, NUMBERS, Drawn, Routing

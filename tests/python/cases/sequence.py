@@ -1,13 +1,5 @@
 """Sequence parallelism: ranks share each sequence, against one process with the whole ones."""
 
-from pathlib import Path
-from typing import Any
-
-import pytest
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-import zerorun
 from zerorun import sequence
 
 from cases.models import *

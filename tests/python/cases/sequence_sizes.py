@@ -1,17 +1,8 @@
 """Four ranks, of which one, two or four share each sequence, against one process."""
 
-import itertools
-from collections.abc import Iterator
-
-import pytest
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-import zerorun
-from torch import nn
 from zerorun import process_state, sequence
 
-from cases.models import RANK, WORLD_SIZE, raises, shard, with_process_group
+from cases.models import *
 
 IGNORED, TOKENS, WORDS, CLIP = -100, 24, 50, 0.5
 STEPS, ACCUMULATION = 3, 2

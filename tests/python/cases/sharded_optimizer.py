@@ -1,11 +1,5 @@
 """The sharded optimizer in loops that are not zerorun's, against torch alone."""
 
-import gc
-from typing import Any
-
-import torch
-import torch.distributed as dist
-import zerorun
 from torch.nn.parallel import DistributedDataParallel
 
 from cases.models import *

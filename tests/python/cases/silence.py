@@ -1,18 +1,9 @@
 """What must not happen in silence: results that are empty, steps that are not the optimizer's,
 loads and saves of something else than was asked for."""
 
-import copy
-import math
 import pickle
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
-import torch
-import zerorun
-from torch import nn
 
 from cases.checkpoints import Normalised, engine_at, sgd
 from cases.models import *

@@ -1,13 +1,7 @@
 """What runs beside the program and between its steps, its data loaders, and what steps compute."""
 
-import json
-import math
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import torch
-import zerorun
 from zerorun.dataloader import RepeatingLoader, ResumableLoader
 from zerorun.metrics import rank_path
 from zerorun.metrics.work import flops_per_token

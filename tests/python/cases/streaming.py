@@ -1,22 +1,10 @@
 """engine.stream_parameters(): the model in flat buckets, for engines that run elsewhere."""
 
 import collections
-import gc
 import runpy
-import sys
-import types
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import peft
-import pytest
-import torch
-import torch.distributed as dist
-import zerorun
-from torch import nn
 from zerorun.checkpoints.streaming import ParameterBucket
 
 from cases.models import *
@@ -252,7 +240,7 @@ def case_adapters_are_within_the_weights() -> None:
         for options in ({}, {"use_dora": True}, {"modules_to_save": ["head"]}):
             torch.manual_seed(0)
             lora = peft.LoraConfig(r=4, target_modules=["first", "second"], **options)
-            model = peft.get_peft_model(Layers(), lora)
+            model = peft.get_peft_model(layers(), lora)
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
                     nn.init.normal_(parameter)
@@ -266,7 +254,7 @@ def case_adapters_are_within_the_weights() -> None:
                 text = "has merged adapters already"
                 refuses(text, engine.stream_parameters, merge_adapters=True)
             engine.destroy()
-            plain = peft.get_peft_model(Layers(), lora)
+            plain = peft.get_peft_model(layers(), lora)
             plain.load_state_dict(before)
             expected = plain.merge_and_unload().state_dict()
             if RANK > 0:
@@ -277,15 +265,10 @@ def case_adapters_are_within_the_weights() -> None:
                 assert torch.allclose(value.cpu(), expected[name], atol=1e-6), (stage, name)
 
 
-class Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.second(self.first(x)))
+def layers() -> nn.Module:
+    torch.manual_seed(1)
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+    return nn.ModuleDict({"first": first, "second": second, "head": nn.Linear(8, 4)})
 
 
 def case_the_recipe_for_vllm_gives_what_its_interface_asks_for() -> None:
@@ -297,7 +280,7 @@ def case_the_recipe_for_vllm_gives_what_its_interface_asks_for() -> None:
     base.WeightSource = type("WeightSource", (), {})  # type: ignore[attr-defined]
     parents = ["vllm", "vllm.distributed", "vllm.distributed.weight_transfer"]
     modules = {name: types.ModuleType(name) for name in parents} | {base.__name__: base}
-    recipe = Path(__file__).resolve().parents[3] / "examples" / "recipes" / "vllm_weights.py"
+    recipe = ROOT / "examples" / "recipes" / "vllm_weights.py"
     with mock.patch.dict(sys.modules, modules):
         policy = runpy.run_path(str(recipe))["Policy"]
     for stage in STAGES:

@@ -1,23 +1,9 @@
 """PyTorch's get_state_dict and set_state_dict of an engine's model and optimizer."""
 
-import copy
-import functools
 import importlib
-from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
-import zerorun
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import *
 from torch.utils._pytree import tree_leaves
 from zerorun import torch_seam
 

@@ -1,9 +1,5 @@
 """Training loops under zerorun.initialize against torch alone."""
 
-from pathlib import Path
-
-import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from cases.models import *

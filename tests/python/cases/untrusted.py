@@ -1,16 +1,11 @@
 """Checkpoints whose pickles do harm."""
 
 import argparse
-import json
-import os
 import random
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import safetensors
-import torch
-import zerorun
 from safetensors.torch import load_file
 
 from cases.checkpoints import Normalised, engine_at, sgd

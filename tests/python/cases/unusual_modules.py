@@ -1,26 +1,9 @@
 """Stage 3: modules that hand out their parameters, unusual results, and graphs of gradients."""
 
-import copy
 import dataclasses
-import functools
-import types
-
-import torch
-import torch.nn.functional as F
-from tied_model import VOCABULARY
-from torch import nn
 
 from cases.models import *
-from cases.random_modules import BOXES, WAYS, WIDTH, Giver, OwnData, SlottedData, Taker
-
-
-def check(kind: type[nn.Module], steps: int = 5) -> None:
-    """Losses and parameters are those of torch in one process."""
-    expected, plain = reference(kind=kind, steps=steps)
-    model, engine = started(bare_config(), kind)
-    assert_close(train(engine, steps), expected)
-    assert_values(model, plain)
-    assert all(parameter.numel() == 0 for parameter in model.parameters())
+from cases.random_modules import WAYS, WIDTH, Giver, OwnData, Taker
 
 
 def case_what_a_model_returns_of_its_parameters_stays() -> None:
@@ -41,48 +24,6 @@ def case_what_a_model_returns_of_its_parameters_stays() -> None:
         torch.optim.AdamW([plain], lr=1e-2, weight_decay=0.1).step()
         value = safe_get_full_fp32_param(giver.weight)
         torch.testing.assert_close(value.cpu(), plain.detach())
-
-
-class Wrapping(Block):
-    def __init__(self, wrap: Callable[[Any], Any]) -> None:
-        super().__init__(WIDTH)
-        self.wrap = wrap
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.wrap(super().forward(x))
-
-
-class HiddenResult(Model):
-    def __init__(self) -> None:
-        super().__init__(width=WIDTH)
-        self.blocks = nn.ModuleList(Wrapping(wrap) for wrap, _ in BOXES.values())
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block, (_, unwrap) in zip(self.blocks, BOXES.values(), strict=True):
-            x = unwrap(block(x))
-        return self.head(x)
-
-
-def case_results_may_be_any_objects() -> None:
-    check(HiddenResult)
-
-
-class Unpacking(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, given: Any) -> torch.Tensor:
-        return self.up(given.x)
-
-
-def case_arguments_may_be_any_dataclasses() -> None:
-    _, engine = started(bare_config(), lambda: nn.Sequential(Unpacking(), nn.Linear(WIDTH, WIDTH)))
-    x = torch.ones(2, WIDTH, device=engine.device)
-    expected = engine(types.SimpleNamespace(x=x))
-    for each in (SlottedData(x), OwnData(x)):
-        assert torch.equal(engine(each), expected)
 
 
 @dataclasses.dataclass(frozen=True)

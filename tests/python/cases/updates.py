@@ -1,18 +1,8 @@
 """Gathers of updated parameters that continue after a step; late ones on the fake GPU."""
 
-import contextlib
-import copy
 import operator
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import fake_torch_cuda
-import pytest
-import torch
-import torch.nn.functional as F
-from tied_model import VOCABULARY
-from torch import nn
 
 from cases.models import *
 from cases.training import Reentrant

@@ -1,16 +1,5 @@
 """zerorun.zero: partitioned parameters before and after initialize, and access to states."""
 
-import contextlib
-import copy
-import functools
-import gc
-from pathlib import Path
-
-import pytest
-import torch
-import zerorun
-from tied_model import Block
-from torch import nn
 from zerorun import zero
 from zerorun.model.partition import partition_of
 from zerorun.model.private_partition import PrivatePartition
@@ -45,8 +34,7 @@ def case_init_partitions_every_module_as_it_is_made() -> None:
         assert parameter.ds_shape == expected.shape
         assert parameter.ds_numel == expected.numel()
         assert parameter.partition_numel() <= expected.numel() // WORLD_SIZE + 1
-        with GatheredParameters(parameter):
-            assert torch.equal(parameter.detach().cpu(), expected.detach())  # rank 0's
+        assert torch.equal(full(parameter), expected.detach())  # rank 0's
         assert parameter.shape == EMPTY
 
 
@@ -146,14 +134,12 @@ def case_only_the_modifiers_changes_are_kept() -> None:
             assert parameter.shape == parameter.ds_shape
         with GatheredParameters(parameter, modifier_rank=0):
             parameter.data = torch.full_like(parameter, 3.0)  # replaced, not written to
-        with GatheredParameters(parameter):
-            assert parameter.detach().unique().tolist() == [3.0]
+        assert full(parameter).unique().tolist() == [3.0]
 
         with contextlib.suppress(KeyError), GatheredParameters(parameter, modifier_rank=0):
             parameter.data.fill_(9.0)
             raise KeyError
-        with GatheredParameters(parameter):
-            assert parameter.detach().unique().tolist() == [3.0]
+        assert full(parameter).unique().tolist() == [3.0]
         shapes = pytest.raises(zerorun.ConfigError, match="its shape cannot change")
         with shapes, GatheredParameters(parameter, modifier_rank=0):
             parameter.data = torch.zeros(2, 2)
@@ -168,8 +154,7 @@ def case_a_change_reaches_the_master_copy() -> None:
         value = value.view(128, 32)
         zero.safe_set_full_fp32_param(target, value)
         assert torch.equal(zero.safe_get_full_fp32_param(target).cpu(), value)
-        with GatheredParameters(target):
-            assert torch.equal(target.detach().cpu(), value.bfloat16())
+        assert torch.equal(full(target), value.bfloat16())
 
 
 def case_copies_of_gathered_parameters_are_ordinary() -> None:
