@@ -10,7 +10,7 @@ from ranks import HERE, cases_in
 WIDE = ("sequence_sizes", "mesh", "mesh_dimensions", "dtensors", "experts", "compat_groups")
 # What cases share, and what test_on_fake_gpu.py and test_hosts.py run.
 OTHERS = {"models", "random_modules", "parts"}
-OTHERS |= {"on_gpu", "loading_on_gpu", "quantized_updates"}
+OTHERS |= {"on_gpu", "init_on_gpu", "loading_on_gpu", "quantized_updates"}
 FILES = sorted({path.stem for path in (HERE / "cases").glob("[!_]*.py")} - OTHERS - set(WIDE))
 # Again on one rank, where nothing is sent and a shard is the whole.
 ALONE = (

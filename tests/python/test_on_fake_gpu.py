@@ -11,6 +11,7 @@ from zerorun import _C
 # meta device, which PyTorch's fake does not have.
 CASES = {
     "on_gpu": cases_in("on_gpu"),
+    "init_on_gpu": cases_in("init_on_gpu"),
     "loading_on_gpu": cases_in("loading_on_gpu"),
     "loading": [case for case in cases_in("loading") if "contiguous" not in case],
     "updates": cases_in("updates"),

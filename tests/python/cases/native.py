@@ -11,6 +11,10 @@ AdamW = functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 def case_keywords_train_as_torch_does(folder: Path) -> None:
     expected, _ = reference(steps=4)
     unclipped, _ = reference(clip=float("inf"), steps=4)
+    for stage in range(4):
+        model = make()
+        engine = shard(model, stage=stage, optimizer=adamw(model), clip=1.0)
+        assert_close(train(engine, 4), expected)
     for place in ("cpu", folder):
         engine = shard(make(), stage=2, optimizer=AdamW, clip=1.0, offload_optimizer=place)
         assert_close(train(engine, 4), expected)
