@@ -100,7 +100,7 @@ std::string error_of(const Call& call) {
 template <typename... Parts>
 auto HasAll(const Parts&... parts) {
   const auto one = [](const auto& part) {
-    if constexpr (std::is_convertible_v<decltype(part), std::string>) {
+    if constexpr (std::is_constructible_v<std::string, decltype(part)>) {
       return HasSubstr(std::string(part));
     } else {
       return part;
@@ -187,6 +187,8 @@ using testing::Scratch;
 }  // namespace zerorun
 
 // That `call` throws an E, or any Error, whose text has all of the parts.
-#define EXPECT_ERROR_OF(E, call, ...) \
-  EXPECT_THAT(::zerorun::testing::error_of<E>([&] { call; }), ::zerorun::HasAll(__VA_ARGS__))
+#define EXPECT_ERROR_OF(E, call, ...)                 \
+  EXPECT_THAT(                                        \
+      ::zerorun::testing::error_of<E>([&] { call; }), \
+      ::testing::AllOf(::testing::Not(::testing::IsEmpty()), ::zerorun::HasAll(__VA_ARGS__)))
 #define EXPECT_ERROR(call, ...) EXPECT_ERROR_OF(::zerorun::Error, call, __VA_ARGS__)

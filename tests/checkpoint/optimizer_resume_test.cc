@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Rules, OptimizerResume,
                            return rule.param.type + (rule.param.in_16_bits ? "_16_bit" : "");
                          });
 
-// Saving and loading states that rest in a file takes memory to pass through, not theirs.
+// States that rest in a file are saved and loaded through less memory than they would take.
 constexpr int64_t kWidth = 1024;
 constexpr int kLayers = 20;
 constexpr int64_t kParameterNbytes = kLayers * kWidth * kWidth * 2;

@@ -211,30 +211,36 @@ TEST(Matrix, AnyJobContinuesWhatAnyOtherSaved) {
   }
 }
 
+}  // namespace
+}  // namespace zerorun::testing
+
+namespace zerorun::call_path {
+namespace {
+
 // Few functions are between a save and the states that it reads, and ARCHITECTURE.md names them.
 // Remembers the stack of the last visit that reads.
-struct WatchedEngine final : FakeEngine {
+struct WatchedEngine final : testing::FakeEngine {
   using FakeEngine::FakeEngine;
 
   void visit_states(StateAccess access, const StateVisit& visit) override {
-    if (access == StateAccess::read) frames = call_path::stack();
+    if (access == StateAccess::read) frames = stack();
     FakeEngine::visit_states(access, visit);
   }
 
-  call_path::Frames frames;
+  Frames frames;
 };
 
 TEST(SavePathTest, OfACheckpoint) {
-  const TemporaryDirectory directory;
-  const FakeModel model = small_model();
-  const Cuts cuts = random_cuts(model, 2, 1);
-  run_ranks(2, [&](Communicator& comm) {
+  const testing::TemporaryDirectory directory;
+  const testing::FakeModel model = testing::small_model();
+  const testing::Cuts cuts = testing::random_cuts(model, 2, 1);
+  testing::run_ranks(2, [&](Communicator& comm) {
     WatchedEngine engine(model, cuts, comm, 1);
-    const size_t caller = call_path::stack().size();
+    const size_t caller = stack().size();
     save_checkpoint(engine, comm, {.directory = directory.path().string(), .tag = "a"});
-    call_path::expect_path(engine.frames, caller, 7, "The path of a checkpoint");
+    expect_path(engine.frames, caller, 7, "The path of a checkpoint");
   });
 }
 
 }  // namespace
-}  // namespace zerorun::testing
+}  // namespace zerorun::call_path

@@ -42,7 +42,7 @@ class DeviceArray {
   }
 
   TensorView view() const { return whole().slice(offset_, numel_); }
-  operator TensorView() const { return view(); }  // NOLINT: reads as a tensor in calls
+  operator TensorView() const& { return view(); }  // NOLINT: reads as a tensor in calls
 
   // The values when the stream is done; fails the test when the guards were written to.
   std::vector<T> host() const {

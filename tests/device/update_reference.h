@@ -142,7 +142,7 @@ class Stored {
         scales_(device, user, scales_of(values), offset),
         bytes_(device, user, encoded(values), offset * static_cast<int64_t>(size_of(dtype))) {}
 
-  operator TensorView() const {  // NOLINT: reads as a tensor in calls
+  operator TensorView() const& {  // NOLINT: reads as a tensor in calls
     return {bytes_.view().data, numel_, dtype_};
   }
   TensorView scales() const { return dtype_ == DType::uint8 ? scales_.view() : TensorView{}; }

@@ -171,9 +171,11 @@ TEST_F(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
         });
     const std::unique_ptr<Stream> stream = device_->make_stream("test");
     const auto pass = [&] {
-      for (const auto& [round2, chunk] : each(std::views::iota(0, 4), std::views::iota(0, 7))) {
-        store->acquire(chunk, *stream, Content::needed);
-        store->release(chunk, *stream, kAll);
+      for (int round2 = 0; round2 < 4; ++round2) {
+        for (int chunk = 0; chunk < 7; ++chunk) {
+          store->acquire(chunk, *stream, Content::needed);
+          store->release(chunk, *stream, kAll);
+        }
       }
       stream->synchronize();
       store->stored(0);

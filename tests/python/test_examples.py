@@ -17,7 +17,9 @@ from ranks import BUILD, ROOT, passed, ran, shell, torch_python, transformers_py
 STEPS, RECIPES = ROOT / "examples" / "steps", ROOT / "examples" / "recipes"
 LOOP = "zerorun --num_gpus 2 loop.py --stage 3"
 DDP = [
-    f"zerorun --nproc_per_node 2 {w}" for w in ("ddp.py", "--use_env ddp.py", "ddp.py --sharded")
+    "zerorun --nproc_per_node 2 ddp.py",
+    "zerorun --nproc_per_node 2 --use_env ddp.py",
+    "zerorun --nproc_per_node 2 ddp.py --sharded",
 ]
 COMMANDS = [LOOP, *DDP]
 BENCHMARKS = [f for f in sorted((ROOT / "bench").rglob("*.py")) if "__main__" in f.read_text()]

@@ -71,12 +71,17 @@ def test_an_interrupted_run_that_cannot_save_says_so(start_train, tmp_path):
     assert "stopped by a signal" not in output
 
 
-def test_a_full_disk_does_not_end_the_run(train):
-    options = ("--metrics", "/dev/full", "--trace", "/dev/full")
-    output, errors = train("--steps", 5, "--save=", *options)
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--metrics", "cannot write the metrics file /dev/full"),
+        ("--trace", "cannot write /dev/full"),
+    ],
+)
+def test_a_full_disk_does_not_end_the_run(train, option, told):
+    output, errors = train("--steps", 5, "--save=", option, "/dev/full")
     assert "step 5/5" in output
-    for told in ("cannot write the metrics file /dev/full", "cannot write /dev/full"):
-        assert errors.count(told) == 1
+    assert errors.count(told) == 1
 
 
 def test_a_timeline_that_cannot_be_written_is_told_before_training(train):

@@ -138,9 +138,10 @@ Reduced reduce(const Config& config, int world_size, int ranks_of_host, int time
 }
 
 double root_mean_square_error(const Reduced& reduced) {
-  const auto square = [](double mean, double exact) { return std::pow(mean - exact, 2); };
-  const double sum = std::inner_product(reduced.mean.begin(), reduced.mean.end(),
-                                        reduced.exact.begin(), 0.0, std::plus<>(), square);
+  double sum = 0;
+  for (size_t i = 0; i < reduced.mean.size(); ++i) {
+    sum += std::pow(reduced.mean[i] - reduced.exact[i], 2);
+  }
   return std::sqrt(sum / static_cast<double>(reduced.mean.size()));
 }
 

@@ -136,6 +136,9 @@ class Partition(Uncopied):
     in_engine = False  # whether an engine's hooks gather the parameter
     refuses_edits = False  # whether changes that would end with a gather are an error
     home: Any = None  # with drop_copies(), which forgets changes in memory that came alone
+    gathered_version: int | None = (
+        None  # PyTorch's count of changes after a gather of the program's
+    )
 
     _communicator: _C.Communicator  # of the ranks that have the parameter
 
@@ -201,7 +204,13 @@ class Partition(Uncopied):
             if has_been_updated:
                 each.keep_changes(each._before[-1])
             place(each.parameter, each._before.pop())
-            each.release()
+            each.end_gather()
+
+    def end_gather(self) -> None:
+        """Ends a gather of the program's, who knows what becomes of changes in it."""
+        if not self.parameter.is_inference():
+            self.gathered_version = self.parameter._version
+        self.release()
 
     def _listed(self, parameters: Iterable[nn.Parameter] | None) -> list["Partition"]:
         given = [self.parameter] if parameters is None else parameters

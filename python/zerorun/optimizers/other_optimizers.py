@@ -29,7 +29,7 @@ def _look_at(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None
     if any(isinstance(v, torch.optim.Optimizer) and _is_an_engines(v) for v in inside):
         return  # an engine's, the one that was given for it, or a wrapper of one or several
     in_backward = torch._C._current_graph_task_id() >= 0
-    engines: dict[Shards, None] = {}
+    found: list[tuple[Shards, Any]] = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not parameter.requires_grad and parameter.grad is None:
@@ -37,23 +37,24 @@ def _look_at(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None
             shards = shards_of(parameter)
             if shards is None or not _misses_gradient(shards, parameter, in_backward):
                 return  # it trains something
-            engines[shards] = None
+            found.append((shards, parameter))
     name = type(optimizer).__name__
-    if any(s.policy.clips_as_torch or (s.stage == 3 and not s.layout.group_of) for s in engines):
+    if any(_is_error(*each) for each in found):
         raise _C.ConfigError(
             f"{name}.step: its parameters are an engine's, which reduces the gradients for the "
             "optimizer that it was given: give it this one (zerorun.shard(model, "
             "optimizer=optimizer), or initialize)"
         )
-    if any(shards.layout.group_of for shards in engines):
+    if any(parameter in shards.layout.group_of for shards, parameter in found):
         warn(
             f"{name}.step changes nothing: the gradients of an engine's parameters are the "
             "engine's, which steps the optimizer that initialize was given"
         )
-    elif engines:
+    elif found:
+        has = "no" if not found[0][0].layout.group_of else "other parameters in its"
         warn(
-            f"{name}.step: the engine of its parameters has no optimizer, so gradients are each "
-            "rank's own: average them, or give initialize this optimizer"
+            f"{name}.step: the engine of its parameters has {has} optimizer, so gradients are each "
+            "rank's own: average them, or give the engine this optimizer's parameters"
         )
 
 
@@ -66,8 +67,15 @@ def _misses_gradient(shards: Shards, parameter: Any, in_backward: bool) -> bool:
     """True where a step of torch's finds no gradient, or only one of several ranks'."""
     if shards.is_left:
         return False  # the program steps now
-    if not shards.layout.group_of:
-        return shards.ranks.data.world_size > 1  # nothing was to be trained
+    if parameter not in shards.layout.group_of:
+        return shards.ranks.data.world_size > 1  # the engine was not to train it
     if shards.stage == 0 and not shards.policy.clips_as_torch:
         return False  # DeepSpeed scripts find the average there
     return in_backward or parameter.grad is None
+
+
+def _is_error(shards: Shards, parameter: Any) -> bool:
+    """True where the program cannot average the gradients itself, or has no reason to."""
+    if shards.layout.group_of and parameter not in shards.layout.group_of:
+        return parameter.numel() == 0  # sharded; the program's own Muon may average others
+    return shards.policy.clips_as_torch or (shards.stage == 3 and not shards.layout.group_of)

@@ -244,6 +244,9 @@ class ProgramWrites:
         # At stage 3 one rank may write within a gather, which takes that over.
         self._counted = [p for p in trained if partition_of(p) is None]
         self._versions = self._count()
+        sharded = map(partition_of, filter(layout.is_trainable, layout.names))
+        self._sharded = [partition for partition in sharded if partition is not None]
+        self._sharded_versions = [each.parameter._version for each in self._sharded]
         self._is_ahead = False  # of the masters on other ranks
         self._trained = [p for p in layout.names if layout.is_trainable(p)]
         self._checks = 0
@@ -283,9 +286,25 @@ class ProgramWrites:
         """As take(), also into the masters that a rank keeps of another's part at stage 0.
         Collective."""
         self.take()
+        self._tell_lost()
         if self._is_ahead:
             self._core.refresh_from_masters()
         self._is_ahead = False
+
+    def _tell_lost(self) -> None:
+        """Warns of what was written at stage 3 outside of gathers that take it over."""
+        before, found = self._sharded_versions, [each.parameter._version for each in self._sharded]
+        if found == before:
+            return
+        self._sharded_versions = found
+        seen = zip(self._sharded, before, found, strict=True)
+        lost = [s.parameter for s, then, now in seen if now not in {then, s.gathered_version}]
+        if lost:
+            warn(
+                f"parameter {self._layout.names[lost[0]]}, one of {len(lost)}, was written where "
+                "stage 3 drops it: write before the model is sharded, or within "
+                "zerorun.zero.GatheredParameters(parameters, modifier_rank=0)"
+            )
 
     def check_assigned(self, *, everything: bool = False) -> None:
         """Raises ConfigError naming a parameter to which the program has assigned a gradient, which
@@ -314,10 +333,8 @@ class ProgramWrites:
             partition = partition_of(parameter)
             if expected == now or (partition is not None and partition.is_held):
                 continue
-            values, full = (
-                local_of(parameter),
-                memory.full_view(self._core, self._layout, parameter),
-            )
+            values = local_of(parameter)
+            full = memory.full_view(self._core, self._layout, parameter)
             self._check_kind(parameter, values, full)
             full.copy_(values)
             if partition is not None:  # the rank's part is apart

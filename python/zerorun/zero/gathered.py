@@ -150,7 +150,7 @@ class GatheredParameters:
         self._read_only.clear()
         for partition, before in held:
             place(partition.parameter, before)
-            partition.release()
+            partition.end_gather()
         for home in {partition.home for partition in self._alone}:
             if home is not None:
                 home.drop_copies()

@@ -65,9 +65,10 @@ TEST(RankInfoTest, ContradictionsAreErrorsThatNameTheVariables) {
   unsetenv("OMP_NUM_THREADS");
 }
 
-const std::string kStep =
-    "SLURM_JOB_ID=123 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=gpu[07-08] SLURM_STEP_NUM_TASKS=5 "
+const std::string kJob =
+    "SLURM_JOB_ID=123 SLURM_STEP_NODELIST=gpu[07-08] SLURM_STEP_NUM_TASKS=5 "
     "SLURM_STEP_TASKS_PER_NODE=3,2 SLURM_NTASKS=5 SLURM_PROCID=4 SLURM_LOCALID=1 SLURM_NODEID=1 ";
+const std::string kStep = kJob + "SLURM_STEP_ID=0 ";
 
 TEST(RankInfoTest, TasksOfSrunAreTheRanksOfOneJob) {
   EXPECT_EQ(place_with(kStep), "4 of 5, 1 of 2, at gpu07:15123");
@@ -80,9 +81,7 @@ TEST(RankInfoTest, TasksOfSrunAreTheRanksOfOneJob) {
 }
 
 TEST(RankInfoTest, ABatchScriptAndTheShellOfSallocAreOneRank) {
-  std::string batch = kStep;
-  batch.erase(batch.find("SLURM_STEP_ID=0 "), 16);
-  EXPECT_EQ(place_with(batch), kAlone);
+  EXPECT_EQ(place_with(kJob), kAlone);
   EXPECT_EQ(place_with(kStep + "SLURM_STEP_ID=4294967290"), kAlone);
   EXPECT_EQ(place_with(kStep + "SLURM_STEP_ID=batch"), kAlone);
   EXPECT_EQ(place_with(kStep + "SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0"), kAlone);

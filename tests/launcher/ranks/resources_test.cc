@@ -16,7 +16,7 @@ struct GpuCase {
   std::string expected;  // the ranks' GPUs or, after "error: ", a part of it
 };
 
-RankRequest with(Accelerator accelerator, const char* count) {
+RankRequest request_of(Accelerator accelerator, const char* count) {
   return {.count = count, .accelerator = accelerator};
 }
 
@@ -34,7 +34,8 @@ const auto kGpuCases = std::to_array<GpuCase>(
      {"count -1 is all", "6,7", 8, {.count = "-1"}, "6 7"},
      {"count too high", "6,7", 8, {.count = "3"}, "error: offers 2 GPUs (6,7)"},
      {"count absurd", kUnset, 2, {.count = "99999999999999"}, "error: --num_gpus '9999"},
-     {"count beyond", kUnset, 2, with(Accelerator::cpu, "1000000"), "error: --num_gpus '1000000'"},
+     {"count beyond", kUnset, 2, request_of(Accelerator::cpu, "1000000"),
+      "error: --num_gpus '1000000'"},
      {"count zero", kUnset, 2, {.count = "0"}, "error: --num_gpus '0'"},
      {"count negative", kUnset, 2, {.count = "-2"}, "error: --num_gpus '-2'"},
      {"count no number", kUnset, 2, {.count = "2x"}, "error: --num_gpus '2x'"},
@@ -54,8 +55,9 @@ const auto kGpuCases = std::to_array<GpuCase>(
      {"exclude all slots", "4,5", 8, {.exclude = "localhost:0,1"}, "error: leaves no GPU"},
      {"hidden", "", 4, {.accelerator = Accelerator::cuda}, "error: shows none"},
      {"gpu count, none", kUnset, 0, {.count = "gpu"}, "error: shows none"},
-     {"gpu count, cpu ranks", kUnset, 4, with(Accelerator::cpu, "gpu"), "error: contradicts"},
-     {"cpu count, cuda ranks", kUnset, 4, with(Accelerator::cuda, "cpu"), "error: contradicts"}});
+     {"gpu count, cpu ranks", kUnset, 4, request_of(Accelerator::cpu, "gpu"), "error: contradicts"},
+     {"cpu count, cuda ranks", kUnset, 4, request_of(Accelerator::cuda, "cpu"),
+      "error: contradicts"}});
 
 TEST(GpuSelection, IncludeExcludeAndCountIndexTheVisibleDevices) {
   for (const GpuCase& row : kGpuCases) {

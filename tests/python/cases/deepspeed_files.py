@@ -1,7 +1,7 @@
 """Checkpoints in DeepSpeed's layout, written by hand: kinds that are not among those in data/."""
 
 from torch.distributed.checkpoint.state_dict import *
-from uneven_model import groups_of, loss_of, make_model
+from uneven_model import groups_of, make_model
 from zerorun import communicator
 
 from cases.interchange import engine_for

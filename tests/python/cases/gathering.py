@@ -306,3 +306,25 @@ def case_a_full_tensor_has_a_backward() -> None:
     with Init(config_dict_or_path=config(3)):
         layer = nn.Linear(4, 4)
     refuses("belongs to no engine", full_tensor, layer.weight)
+
+
+def case_what_is_written_outside_of_a_gather_is_told() -> None:
+    model = make()
+    engine = kept(initialize(model, adamw(model), config=config(3)))[0]
+    parameters = list(model.parameters())
+
+    def stepped() -> list[str]:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            train(engine, 1)
+        return [str(each.message) for each in told]
+
+    for rank in (0, None):  # without one, changes end with the gather
+        with GatheredParameters(parameters, modifier_rank=rank), torch.no_grad():
+            parameters[-1].mul_(2)
+        assert not stepped()
+    for parameter in parameters:
+        nn.init.normal_(parameter)
+    (text,) = stepped()
+    assert f"one of {len(parameters)}, was written where stage 3 drops it" in text
+    assert not stepped()

@@ -86,6 +86,17 @@ def case_without_an_optimizer_each_rank_has_its_gradients() -> None:
         assert "no optimizer, so gradients are each rank's own" in str(told[0].message)
 
 
+def case_parameters_that_the_engines_optimizer_lacks_have_each_ranks_gradients() -> None:
+    """A program's own Muon may average them."""
+    for stage in range(4):
+        model = make()
+        block, others = model.blocks[0], [model.head.weight]
+        shard(model, stage=stage, optimizer=torch.optim.AdamW(others))
+        own_loss(model, 0).backward()
+        with pytest.warns(UserWarning, match="has other parameters in its optimizer"):
+            torch.optim.SGD(block.parameters(), lr=0.1).step()
+
+
 def case_those_that_an_engine_has_left_step_on() -> None:
     model = make()
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))

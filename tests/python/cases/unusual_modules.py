@@ -3,7 +3,7 @@
 import dataclasses
 
 from cases.models import *
-from cases.random_modules import WAYS, WIDTH, Giver, OwnData, Taker
+from cases.random_modules import WAYS, WIDTH, Giver, OwnData, SlottedData, Taker
 
 
 def case_what_a_model_returns_of_its_parameters_stays() -> None:
@@ -24,6 +24,23 @@ def case_what_a_model_returns_of_its_parameters_stays() -> None:
         torch.optim.AdamW([plain], lr=1e-2, weight_decay=0.1).step()
         value = safe_get_full_fp32_param(giver.weight)
         torch.testing.assert_close(value.cpu(), plain.detach())
+
+
+class Unpacking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: Any) -> torch.Tensor:
+        return self.up(given.x)
+
+
+def case_arguments_may_be_any_dataclasses() -> None:
+    _, engine = started(bare_config(), lambda: nn.Sequential(Unpacking(), nn.Linear(WIDTH, WIDTH)))
+    x = torch.ones(2, WIDTH, device=engine.device)
+    expected = engine(types.SimpleNamespace(x=x))
+    for each in (SlottedData(x), OwnData(x)):
+        assert torch.equal(engine(each), expected)
 
 
 @dataclasses.dataclass(frozen=True)

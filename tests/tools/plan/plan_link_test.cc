@@ -223,7 +223,8 @@ TEST(WorkloadTest, CountsTheMemoryOfAttentionsBackward) {
   EXPECT_EQ(activations(bf16, true, true), activations(bf16, false, true));
 }
 
-// 48 MB of masters and states where nothing is left out: offloaded ones exceed what is kept.
+// 48 MB of masters and states where nothing is left out: offloaded ones exceed what is
+// kept for them.
 std::vector<ParameterSpec> specs_of_plan() {
   std::vector<ParameterSpec> specs;
   for (int i = 0; i < 6; ++i) {

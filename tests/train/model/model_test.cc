@@ -236,7 +236,7 @@ TEST(DrawTokenTest, ZeroTemperatureTakesTheMostLikelyAlsoOfADivergedModel) {
   EXPECT_TRUE(token == 0 || token == 1);
 }
 
-// The tokens of logits that are computed from scratch; of prompts longer than the context, too.
+// The tokens that follow from logits computed from scratch; of long prompts, too.
 TEST(GenerateTest, KeptKeysGiveTheSameTextAsComputingAllAgain) {
   constexpr auto kContext = static_cast<size_t>(Golden::kSeqLen);
   const SamplingOptions options{.tokens = 30, .temperature = 1.0, .top_k = 5, .seed = 4};

@@ -178,7 +178,8 @@ Outcome outcome_of(const ShardedModel& model, int ranks) {
   return outcome;
 }
 
-// The busiest rank's least cost of all ways to give matrices from `first` on to ranks from `rank`.
+// The busiest rank's least cost of all ways to give matrices from `first` on, in order, to ranks
+// from `rank` on.
 double least_cost(const std::vector<Shape>& shapes, size_t first, int rank, int ranks) {
   if (first == shapes.size()) return 0;
   if (rank == ranks) return INFINITY;
