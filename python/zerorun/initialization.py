@@ -79,10 +79,10 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
-    if isinstance(model, nn.parallel.DistributedDataParallel):
+    if any(isinstance(m, nn.parallel.DistributedDataParallel) for m in model.modules()):
         raise _C.ConfigError(
-            "the model is in DistributedDataParallel, which keeps gradients from the engine: leave "
-            "DistributedDataParallel out, or give what is in it (model.module) before a backward"
+            "the model is, or has, a DistributedDataParallel, which keeps gradients from the "
+            "engine: leave it out, or give what is in it (model.module) before a backward"
         )
     torch_seam.check()
     devices.make_current(devices.local_device())  # before anything is asked of PyTorch's groups

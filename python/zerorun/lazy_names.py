@@ -36,12 +36,16 @@ class _Finder:
 
     def __init__(self, name: str, act: Callable[[Any], None]) -> None:
         self._name, self._act = name, act
+        self._asks = False  # the other finders
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
-        if name != self._name:
+        if name != self._name or self._asks:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
+        self._asks = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asks = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

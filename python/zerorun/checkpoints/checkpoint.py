@@ -90,6 +90,7 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     """
     shards = training._shards
     shards.saver.wait()
+    shards.take_replaced_states()
     folder, node_local = os.fspath(directory), is_node_local(training)
     name = text_of_rank_zero(tag_of(training, tag), shards.communicator, "tag of the checkpoint")
     data, objects = _data(training, part), _objects(training, client_state)
@@ -233,6 +234,7 @@ def load(
             logger.warning("%s has a model alone: optimizer states begin anew", folder)
             optimizer = None
         if optimizer is not None:
+            optimizer._keep_states()
             settings = _settings(shards, optimizer, found.data, found.objects, folder)
             if shards.external:
                 shard_files.check_record(found.data["shard_files"], folder)

@@ -65,7 +65,7 @@ class _Form:
         place = "cpu" if self._on_host else whole.device
         in_parts = self._mesh is not None and whole.dim() > 0
         made = self._part_of(whole.contiguous()) if in_parts else whole.to(place, copy=True)
-        return made if self._is_full else copy_of_now(made, self._shards)
+        return made if self._is_full or self._on_host else copy_of_now(made, self._shards)
 
     def _part_of(self, whole: torch.Tensor) -> torch.Tensor:
         tensor: Any = importlib.import_module(torch_seam.DTENSORS)

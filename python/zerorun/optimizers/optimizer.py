@@ -14,7 +14,7 @@ from zerorun.optimizers import parameter_states
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states
 from zerorun.program_warning import warn
-from zerorun.shards.shards import Shards
+from zerorun.shards.shards import Shards, while_alive
 from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_optimizer import MODES, GivenOptimizer, TorchStates
 
@@ -117,6 +117,7 @@ class ShardOptimizer(torch.optim.Optimizer):
             parameter_states.take_states(shards, basic)
         self.given.serve(self)
         shards.until_closed(self.given)
+        shards.take_replaced_states = while_alive(self._take_replaced_states)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         raise _C.ConfigError(
@@ -127,7 +128,7 @@ class ShardOptimizer(torch.optim.Optimizer):
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""
         self._check_groups()
-        self._take_replaced_states()
+        self.shards.take_replaced_states()
         if self.shards.torch_states is not None:  # torch calls its hooks
             return self._update()
         return self.given.with_step_hooks(self._update)
@@ -177,18 +178,26 @@ class ShardOptimizer(torch.optim.Optimizer):
                 "leaves some out of a step"
             )
 
+    def _keep_states(self) -> None:
+        """Forgets that `optimizer.state` was replaced, as before a load."""
+        self.state = self.optimizer.state = self._states
+
     def _take_replaced_states(self) -> None:
-        """After `optimizer.state = {}` of either, on every rank, the states begin anew."""
-        replaced = [one for one in (self, self.optimizer) if vars(one)["state"] is not self._states]
-        if any(one.state for one in replaced):
+        """After `optimizer.state = {}` of either, on every rank, the states begin anew.
+        Collective."""
+        states = self.state, self.optimizer.state
+        given = [state for state in states if state is not self._states]
+        if not given:
+            return
+        self._keep_states()
+        if any(isinstance(g, parameter_states.NoStates) or any(g.values()) for g in given):
             raise _C.ConfigError(
-                "step: optimizer.state was replaced, but the engine has the states: set them with "
-                "safe_set_full_optimizer_state, or all with load_state_dict"
+                "optimizer.state was replaced, but the engine has the states, which are as before: "
+                "set them with safe_set_full_optimizer_state, or all with load_state_dict"
             )
-        for one in replaced:
-            one.state = self._states
-        if replaced:
-            parameter_states.FullStates(self.shards, self.param_groups).put({})
+        if self.shards.torch_states is not None:
+            self.shards.torch_states.forget_common()
+        parameter_states.FullStates(self.shards, self.param_groups).put({})
 
     def tell_hyperparameters(self) -> None:
         """Tells the core's rule what the groups say; another optimizer reads its own."""
@@ -270,6 +279,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
         Raises CheckpointError on every rank, before anything changes, for what does not fit.
         """
+        self._keep_states()
         with all_or_none(self.shards.communicator, "load_state_dict"):
             groups, states = state_dict.get("param_groups"), state_dict.get("state")
             if not isinstance(groups, list) or not isinstance(states, dict):

@@ -21,6 +21,10 @@ from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_optimizer import is_per_element
 
 
+class NoStates(collections.defaultdict[Any, Any]):
+    """What copies and pickles of an optimizer have of an engine's states."""
+
+
 class ParameterStates(MutableMapping[Any, Any]):
     """By parameter, what this rank keeps of its states: ``step``, ``exp_avg``, ...
 
@@ -69,8 +73,7 @@ class ParameterStates(MutableMapping[Any, Any]):
         return len(self._parameters()) + len(self._common())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles of an optimizer have none."""
-        return collections.defaultdict, (dict,)
+        return NoStates, (dict,)
 
     def _common(self) -> dict[Any, Any]:
         states = self._shards.torch_states

@@ -160,9 +160,10 @@ def check_schedule(scheduler: Any, state: Any, where: str) -> None:
 
 
 def copy_of_now(tensor: torch.Tensor, shards: Any) -> torch.Tensor:
-    """The tensor, of which check_current() knows by which step it was made."""
+    """The tensor, of which check_current() knows by which step it was made, as long as the program
+    does not write to it."""
     STATE.copies = STATE.copies or WeakIdKeyDictionary()
-    STATE.copies[tensor] = weakref.ref(shards), shards.core.step_count
+    STATE.copies[tensor] = weakref.ref(shards), shards.core.step_count, tensor._version
     return tensor
 
 
@@ -170,9 +171,11 @@ def check_current(states: Any) -> None:
     """Raises ConfigError for such a tensor in them if its engine has stepped since."""
     kept = STATE.copies or {}
     for tensor in filter(torch.is_tensor, tree_leaves(states) if kept else ()):
-        shards, then = kept.get(tensor, (lambda: None, 0))
-        now = then if shards() is None else shards().core.step_count
-        if now != then:
+        found, then, version = kept.get(tensor, (lambda: None, 0, 0))
+        shards = found()
+        if shards is None or shards.core.closed or tensor._version != version:
+            continue
+        if (now := shards.core.step_count) != then:
             raise _C.ConfigError(
                 f"torch.distributed.checkpoint: a state dict of step {then} was to be saved at "
                 f"step {now}: its values are copies, which do not follow the engine's, as FSDP2's "

@@ -244,9 +244,8 @@ class ProgramWrites:
         # At stage 3 one rank may write within a gather, which takes that over.
         self._counted = [p for p in trained if partition_of(p) is None]
         self._versions = self._count()
-        sharded = map(partition_of, filter(layout.is_trainable, layout.names))
-        self._sharded = [partition for partition in sharded if partition is not None]
-        self._sharded_versions = [each.parameter._version for each in self._sharded]
+        self._sharded = [p for p in layout.names if layout.is_trainable(p) and partition_of(p)]
+        self._sharded_versions = [p._version for p in self._sharded]
         self._is_ahead = False  # of the masters on other ranks
         self._trained = [p for p in layout.names if layout.is_trainable(p)]
         self._checks = 0
@@ -293,12 +292,13 @@ class ProgramWrites:
 
     def _tell_lost(self) -> None:
         """Warns of what was written at stage 3 outside of gathers that take it over."""
-        before, found = self._sharded_versions, [each.parameter._version for each in self._sharded]
+        before, found = self._sharded_versions, [p._version for p in self._sharded]
         if found == before:
             return
         self._sharded_versions = found
         seen = zip(self._sharded, before, found, strict=True)
-        lost = [s.parameter for s, then, now in seen if now not in {then, s.gathered_version}]
+        changed = ((p, partition_of(p), now) for p, then, now in seen if now != then)
+        lost = [p for p, part, now in changed if part is None or now != part.gathered_version]
         if lost:
             warn(
                 f"parameter {self._layout.names[lost[0]]}, one of {len(lost)}, was written where "

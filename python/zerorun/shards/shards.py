@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -91,6 +92,9 @@ def while_alive(method: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: (bound := found()) and bound()
 
 
+_numbers = itertools.count()
+
+
 class _Before(NamedTuple):
     """What a parameter was before the engine had it."""
 
@@ -129,7 +133,9 @@ class Shards:
         # Where gathers of updated parameters may continue after a step.
         self.updates: UpdatedParameters | None = None
         self.torch_states: TorchStates | None = None  # of an external optimizer
+        self.take_replaced_states: Callable[[], Any] = lambda: None  # the optimizer's
         self.policy = policy
+        self.number = next(_numbers)  # the same on all ranks
         self._loop: Callable[[], Any] | None = None  # a weak reference to what steps this
         self._handles: dict[Any, Any] = {}  # by parameter, or by itself
         self._before = {

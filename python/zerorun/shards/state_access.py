@@ -1,6 +1,5 @@
 """Reading and writing the states of one parameter, on this rank or on all."""
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,44 +10,11 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
 from zerorun.model.tensors import like, local_of
+from zerorun.shards.part_of_state import PartOfState
 from zerorun.shards.shards import Shards
 
 # This rank's intervals of a parameter, with views of their values in the engine's memory.
 _Parts = list[tuple[_C.StateInterval, torch.Tensor]]
-
-
-class PartOfState(torch.Tensor):
-    """Values of a state that programs may read: a copy, or not all that this rank has of it.
-
-    What would change these values alone raises NotImplementedError; so do their views.
-    """
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        in_place = name in {"__set__", "__setitem__"} or (name[-1:] == "_" and name[-2:] != "__")
-        changed = args[0] if args and isinstance(args[0], list) else args[:1]  # of torch._foreach_
-        if in_place and any(isinstance(each, PartOfState) for each in changed):
-            raise NotImplementedError(
-                f"{name} on a copy or part of the optimizer's values would leave others as they "
-                "are: set them with safe_set_full_fp32_param, safe_set_full_optimizer_state or "
-                "GatheredParameters(params, modifier_rank=0)"
-            )
-        with torch._C.DisableTorchFunctionSubclass():
-            result, given = func(*args, **(kwargs or {})), args[0] if args else None
-            if isinstance(result, torch.Tensor) and isinstance(given, PartOfState):
-                memory = {each.untyped_storage().data_ptr() for each in (result, given)}
-                return result.as_subclass(cls) if len(memory) == 1 else result
-        return result
-
-    # Copies, also in files, are tensors like others.
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        return copy.deepcopy(self.as_subclass(torch.Tensor), memo)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
 
 
 class StateAccess:
@@ -76,6 +42,7 @@ class StateAccess:
         return like(parameter, full.view(shape))
 
     def set_full(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
+        self._shards.take_replaced_states()
         shape = self._shards.layout.shapes[parameter]
         value = local_of(self._tensor(parameter, name, value))
         parts = self._parts_to_set(parameter, name)
@@ -92,6 +59,7 @@ class StateAccess:
 
     def set_all(self, values: Iterable[tuple[nn.Parameter, str, torch.Tensor]]) -> None:
         """Whole states of many parameters, which exist and whose shapes fit. Collective."""
+        self._shards.take_replaced_states()
         self._shards.writes.take()
         for parameter, name, value in values:
             flat = local_of(value).flatten().float()

@@ -179,6 +179,10 @@ class TorchStates:
         """The states that belong to no parameter, such as MADGRAD's count of steps."""
         return _common_in(self._states)
 
+    def forget_common(self) -> None:
+        for key in self.common():
+            del self._states[key]
+
     def put_common(self, values: dict[Any, Any]) -> None:
         """Replaces states that belong to no parameter. Tensors stay on the device of those that the
         optimizer has."""

@@ -83,8 +83,8 @@ class GatheredParameters:
                 if fwd_module is not None:
                     register_external_parameter(fwd_module, partition.parameter)
         # A set has another order on each rank, and what follows is collective.
-        self._partitions.sort(key=lambda partition: partition.parameter.ds_id)
-        self._replicated.sort(key=lambda kept: kept[0].layout.names[kept[1]])
+        self._partitions.sort(key=_order)
+        self._replicated.sort(key=lambda kept: (kept[0].number, kept[0].layout.names[kept[1]]))
 
     def __enter__(self) -> None:
         for shards in self._shards:
@@ -154,6 +154,12 @@ class GatheredParameters:
         for home in {partition.home for partition in self._alone}:
             if home is not None:
                 home.drop_copies()
+
+
+def _order(partition: Partition) -> tuple[int, int]:
+    """The same on all ranks, and another one for each; a pickled copy has the same ``ds_id``."""
+    shards = shards_of(partition.parameter)
+    return -1 if shards is None else shards.number, partition.parameter.ds_id
 
 
 def _changes_of(values: torch.Tensor) -> int:

@@ -182,7 +182,7 @@ def case_contradictions_are_value_errors() -> None:
     raises(ValueError, "expected a torch.nn.Module", shard, "model")
     with_process_group()
     ddp = nn.parallel.DistributedDataParallel(make())
-    raises(ValueError, "leave DistributedDataParallel out", shard, ddp)
+    raises(ValueError, "is, or has, a DistributedDataParallel", shard, ddp)
     message = "call model.float() before"
     raises(ValueError, message, lambda: shard(make().half(), dtype=torch.float32))
     engine = shard(model, optimizer=AdamW)  # the errors left the model alone

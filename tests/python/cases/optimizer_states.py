@@ -200,8 +200,15 @@ def case_states_that_a_program_replaces_begin_anew() -> None:
             engine, optimizer, *_ = initialize(model, make_optimizer(model), config=config(stage))
             train(engine, STEPS)
             kept = optimizer if stage % 2 else engine.optimizer.optimizer
-            kept.state = {next(model.parameters()): {}}
-            refuses("optimizer.state was replaced", engine.step)
+            saved = optimizer.state_dict()
+            given = {next(model.parameters()): {name: torch.ones(1)}}
+            for refused in (given, copy.deepcopy(kept.state)):
+                kept.state = refused
+                refuses("optimizer.state was replaced", engine.step)
+            kept.state = {}
+            optimizer.load_state_dict(saved)  # which counts, as it comes after
+            again = optimizer.state_dict()["state"]
+            assert all(again[key][name].any() for key in again)
             kept.state = collections.defaultdict(dict)
             train(engine, 1, first=STEPS)
             for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):

@@ -134,6 +134,8 @@ def case_saves_of_a_state_dict_that_was_kept_have_the_values_of_now_or_are_an_er
         found = {name: torch.zeros_like(value) for name, value in expected.items()}
         dcp.load({"model": found}, **path)
         assert_same(found, expected)
+        engine.destroy()
+        dcp.save({"model": kept}, checkpoint_id=str(folder / f"{stage} after the engine"))
 
 
 def case_whole_states_of_one_rank_go_on_everywhere() -> None:

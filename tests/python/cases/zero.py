@@ -75,6 +75,11 @@ def case_parameters_may_have_another_order_on_each_rank() -> None:
         with GatheredParameters(listed):
             found = [parameter.unique().tolist() for parameter in parameters]
         assert found == [[number] for number in range(len(parameters))]
+    for stage in STAGES:  # two engines, whose parameters have the same names
+        parameters = [p for _ in range(2) for p in started(config(stage))[0].parameters()]
+        listed = parameters[::-1] if RANK else parameters
+        with GatheredParameters(listed, modifier_rank=0):
+            pass
 
 
 def case_constructors_change_layers_that_init_has_sharded() -> None:

@@ -16,7 +16,8 @@ from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.optimizers.parameter_states import ParameterStates
 from zerorun.optimizers.saved_values import is_decoupled
-from zerorun.shards.state_access import PartOfState, StateAccess
+from zerorun.shards.part_of_state import PartOfState
+from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_optimizer import MODES
 from zerorun.zero import GatheredParameters
 
