@@ -86,8 +86,7 @@ def save(  # noqa: PLR0913 - the options of the engine's method
 
     `part`: what part of a model this is. `committed` is called on every rank when it is there.
     Not `blocking`: returns when the states are copied, and `shards.saver` tells the rest. Waits for
-    a save before this one. Raises CheckpointError, ConfigError or IoError on every rank.
-    """
+    a save before this one. Raises CheckpointError, ConfigError or IoError on every rank."""
     shards = training._shards
     shards.saver.wait()
     shards.take_replaced_states()

@@ -14,7 +14,7 @@ from zerorun.optimizers import parameter_states
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states
 from zerorun.program_warning import warn
-from zerorun.shards.shards import Shards, while_alive
+from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_optimizer import MODES, GivenOptimizer, TorchStates
 
@@ -117,7 +117,6 @@ class ShardOptimizer(torch.optim.Optimizer):
             parameter_states.take_states(shards, basic)
         self.given.serve(self)
         shards.until_closed(self.given)
-        shards.take_replaced_states = while_alive(self._take_replaced_states)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         raise _C.ConfigError(
@@ -128,7 +127,7 @@ class ShardOptimizer(torch.optim.Optimizer):
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""
         self._check_groups()
-        self.shards.take_replaced_states()
+        self._take_replaced_states()
         if self.shards.torch_states is not None:  # torch calls its hooks
             return self._update()
         return self.given.with_step_hooks(self._update)

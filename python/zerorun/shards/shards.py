@@ -133,7 +133,6 @@ class Shards:
         # Where gathers of updated parameters may continue after a step.
         self.updates: UpdatedParameters | None = None
         self.torch_states: TorchStates | None = None  # of an external optimizer
-        self.take_replaced_states: Callable[[], Any] = lambda: None  # the optimizer's
         self.policy = policy
         self.number = next(_numbers)  # the same on all ranks
         self._loop: Callable[[], Any] | None = None  # a weak reference to what steps this
@@ -263,6 +262,12 @@ class Shards:
         """Ends an open micro-step; True where there are reduced gradients. Collective."""
         finish = getattr(self._loop and self._loop(), "_finish_reduction", bool)
         return bool(finish())
+
+    def take_replaced_states(self) -> None:
+        """Lets states begin anew that the program has replaced. Collective."""
+        loop: Any = self._loop and self._loop()
+        for optimizer in (loop, getattr(loop, "optimizer", None)):
+            getattr(optimizer, "_take_replaced_states", bool)()
 
     def until_closed(self, handle: Any) -> None:
         """Calls `handle.remove()` when this ends or nobody will step any more."""
