@@ -244,10 +244,10 @@ class ProgramWrites:
         # At stage 3 one rank may write within a gather, which takes that over.
         self._counted = [p for p in trained if partition_of(p) is None]
         self._versions = self._count()
-        self._sharded = [p for p in layout.names if layout.is_trainable(p) and partition_of(p)]
-        self._sharded_versions = [p._version for p in self._sharded]
         self._is_ahead = False  # of the masters on other ranks
         self._trained = [p for p in layout.names if layout.is_trainable(p)]
+        self._sharded = [p for p in self._trained if partition_of(p) is not None]
+        self._sharded_versions = [p._version for p in self._sharded]
         self._checks = 0
 
     def _find(self) -> list[int]:

@@ -80,16 +80,16 @@ class StateAccess:
         """All optimizer states by name, this rank's elements: in the parameter's shape if the rank
         keeps all of it, else flat. Those that are copies cannot be changed, nor at stage 0 those of
         which other ranks have copies. Not collective."""
-        core, layout = self._shards.core, self._shards.layout
-        index, shape = layout.ids[parameter], layout.shapes[parameter]
+        core, shape = self._shards.core, self._shards.layout.shapes[parameter]
         states = self._numbers(parameter)
         ranks = self._shards.communicator_of(parameter).world_size
         copied = self._shards.stage == 0 and self._shards.torch_states is None and ranks > 1
         for name in self._names(parameter):
-            parts = [values for _, values in self._parts(parameter, name)]
+            found = list(self._parts(parameter, name))
+            parts = [values for _, values in found]
             near = [part.to(parts[0].device) for part in parts]  # some rest on the host
             kept = parts[0] if len(parts) == 1 else torch.cat(near or [self._none_of(name)])
-            if copied or len(parts) > 1 or f"{name}_scale" in core.state_names(index):
+            if copied or len(parts) > 1 or any(self._is_8bit(i, name) for i, _ in found):
                 kept = kept.as_subclass(PartOfState)
             states[name] = kept.view(shape) if kept.numel() == shape.numel() else kept
         if self._shards.torch_states is None:
