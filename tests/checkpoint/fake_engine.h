@@ -1,7 +1,6 @@
 #pragma once
 
 #include "core/check.h"
-#include "tests/checkpoint/temporary_directory.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
 

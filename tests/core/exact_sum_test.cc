@@ -30,18 +30,15 @@ TEST(ExactSum, DoesNotDependOnOrderOrGrouping) {
   }
 }
 
-TEST(ExactSum, IsExactWhereDoubleLosesTheSmallTerm) {
+TEST(ExactSum, IsExactWhereDoubleLosesTheSmallTermAndCoversSquaresOfEveryFloat) {
   ExactSum sum;
   sum.add(0x1p100);
   for (int i = 0; i < 1 << 10; ++i) sum.add(0x1p40);
   EXPECT_EQ(sum.value(), 0x1p100 + 0x1p50);
-}
-
-TEST(ExactSum, CoversSquaresOfEveryFloat) {
-  ExactSum sum;
+  ExactSum small;
   const double smallest = std::numeric_limits<float>::denorm_min();
-  sum.add(smallest * smallest);
-  EXPECT_EQ(sum.value(), smallest * smallest);
+  small.add(smallest * smallest);
+  EXPECT_EQ(small.value(), smallest * smallest);
   const double largest = std::numeric_limits<float>::max();
   ExactSum large;
   for (int i = 0; i < 1000; ++i) large.add(256 * largest * largest);

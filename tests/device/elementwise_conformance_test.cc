@@ -174,13 +174,10 @@ TEST_P(ElementwiseConformance, CastAndCopyToTheSameTypeKeepBits) {
   EXPECT_EQ(bits_of(copied.host()), bits_of(halves));
 }
 
-TEST_P(ElementwiseConformance, AddComputesInFp32AndRoundsOnce) {
+TEST_P(ElementwiseConformance, AddAndScaleComputeInFp32AndRoundOnce) {
   for_types<float, Bf16, Fp16>([this](auto src) {
     for_types<float, Bf16, Fp16>([this](auto dst) { check_add<decltype(src), decltype(dst)>(); });
   });
-}
-
-TEST_P(ElementwiseConformance, ScaleComputesInFp32AndRoundsOnce) {
   for_types<float, Bf16, Fp16>([this](auto type) { check_scale<decltype(type)>(); });
 }
 
@@ -214,8 +211,6 @@ TEST_P(ElementwiseConformance, WrongArgumentsAreErrorsAtTheCall) {
 }
 
 ZR_ON_ALL_DEVICES(ElementwiseConformance);
-
-using Words = std::array<int64_t, ExactSum::kWords>;
 
 struct NormConformance : DeviceConformance {
   // The words after adding the squares of `values`, cut at `cuts` elements.
@@ -264,7 +259,7 @@ TEST_P(NormConformance, SumsInTheDocumentedOrder) {
 
 TEST_P(NormConformance, DoesNotDependOnCutsOrThreads) {
   const std::vector<float> values = random_normal<float>(200'001, 5);
-  const Words expected = squares_in_order(values).words;
+  const auto expected = squares_in_order(values).words;
   for_thread_counts([&] {
     EXPECT_EQ(squares(values).words, expected);
     EXPECT_EQ(squares(values, {256, 768, 131'072, 199'936}).words, expected);

@@ -24,7 +24,7 @@ double step_seconds(double gather, const Limits& limits) {
   config.zero.prefetch_bucket_size = limits.prefetch;
   config.zero.max_live_parameters = limits.live;
   config.zero.max_reuse_distance = limits.reuse;
-  const VirtualJob job{.config = config, .collectives = {.gather = gather}};
+  const VirtualJob job{.config = config, .costs = {.gather = gather}};
   run_virtually(job, [&](const VirtualModel& model) {
     for (int step = 0; step < 3; ++step) {
       const double begin = model.settle();
@@ -51,16 +51,13 @@ TEST(GatherOverlap, ModulesThatExceedThePrefetchLimitStillTakeTheLongerOfTheTwo)
 }
 
 // With the default reuse distance, copies that are used again later fill the room.
-TEST(GatherOverlap, WhatStaysForLaterLeavesRoomForTheNextModule) {
+TEST(GatherOverlap, WhatStaysForLaterLeavesRoomForTheNextModuleElseTheyTakeTheSum) {
   for (const int64_t modules : {2, 3, 5}) {
     const Limits limits = {.prefetch = kNumel, .live = modules * kNumel, .reuse = int64_t{1} << 30};
     // The last modules of forward stay for backward, so fewer are gathered.
     EXPECT_LE(step_seconds(1.0, limits), kUses + 1.0 + 1e-3) << modules;
     EXPECT_LE(step_seconds(3.0, limits), 3.0 * (kUses - 1) + 1.0 + 1e-3) << modules;
   }
-}
-
-TEST(GatherOverlap, WithoutPrefetchOrRoomForTwoModulesTheyTakeTheSum) {
   EXPECT_NEAR(step_seconds(1.0, {0}), 2 * kUses, 1.0 + 1e-3);
   EXPECT_NEAR(step_seconds(1.0, {.prefetch = kNumel, .live = kNumel}), 2 * kUses, 1.0 + 1e-3);
 }
@@ -81,7 +78,7 @@ double backward_seconds(const Seconds& block, bool overlaps = true) {
   config.zero.overlap_comm = overlaps;
   const VirtualJob job{.config = config,
                        .modules = kBlocks,
-                       .collectives = {block.gather, block.reduce},
+                       .costs = {.gather = block.gather, .reduce_scatter = block.reduce},
                        .ranks = 2};
   run_virtually(job, [&](const VirtualModel& model) {
     for (int step = 0; step < 3; ++step) {
@@ -105,10 +102,7 @@ TEST(Lanes, BackwardTakesTheLongestOfComputationGathersAndReductions) {
         << block.compute << " " << block.gather << " " << block.reduce;
     EXPECT_GE(backward_seconds(block), (kBlocks - 1) * longest);
   }
-}
-
-TEST(Lanes, WithoutStreamsOfTheirOwnTheyTakeTheSum) {
-  EXPECT_GE(backward_seconds({1, 2, 3}, false), (kBlocks - 1) * 6.0);
+  EXPECT_GE(backward_seconds({1, 2, 3}, false), (kBlocks - 1) * 6.0) << "without streams: the sum";
 }
 
 constexpr double kForward = 1.0;  // of a module
@@ -119,7 +113,7 @@ constexpr double kNorm = 0.5;     // more than the words of the gradient's norm 
 double step_and(const Config& config, double gather,
                 const std::function<void(const VirtualModel&)>& after) {
   double seconds = 0;
-  const VirtualJob job{.config = config, .collectives = {.gather = gather}};
+  const VirtualJob job{.config = config, .costs = {.gather = gather}};
   run_virtually(job, [&](const VirtualModel& model) {
     for (int step = 0; step < 2; ++step) {
       model.forward(kForward);
@@ -144,11 +138,8 @@ TEST(UpdateOverlap, ForwardWaitsForTheFirstBucketOrHidesAllButTheLastModules) {
     EXPECT_LE(seconds, kModules * 3.0 + kForward + kNorm) << "stage " << stage;
     EXPECT_GE(seconds, kModules * 3.0 + kForward) << "stage " << stage;
   }
-}
-
-TEST(UpdateOverlap, WithoutAStreamOfTheirOwnGathersAndForwardTakeTheirSum) {
   Config config = virtual_config(2);
-  config.zero.overlap_comm = false;
+  config.zero.overlap_comm = false;  // no stream of their own: the sum
   EXPECT_GE(step_and(config, 0.5, forward), kModules * (0.5 + kForward));
 }
 

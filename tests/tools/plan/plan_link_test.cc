@@ -9,10 +9,7 @@ namespace zerorun {
 namespace {
 
 std::vector<ParameterSpec> one_weight() {
-  std::vector<ParameterSpec> specs(1);
-  specs[0].name = "weight";
-  specs[0].shape = {1 << 10, 1 << 10};
-  return specs;
+  return {{.name = "weight", .shape = {1 << 10, 1 << 10}}};
 }
 
 Config link_config() {
@@ -134,7 +131,7 @@ TEST(Plan, HeadsOfMuonAreNoMatterOfTheModelThatIsPlanned) {
     simulated.simulate = "hosts=2,gpus=2";
     simulated.link = "400Gbit";
     simulated.nvlink = "450GB/s";
-    EXPECT_THAT(plan_report(simulated), HasSubstr("a step on 2 hosts of 2 GPUs"));
+    EXPECT_HAS(plan_report(simulated), "a step on 2 hosts of 2 GPUs");
     PlanOptions fitted = options;
     fitted.device_memory = "80GB";
     fitted.fit = folder.path() / "fit.json";

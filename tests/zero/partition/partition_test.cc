@@ -12,10 +12,7 @@ struct Model {
   std::vector<int64_t> numels;
   std::vector<ModuleId> modules;
   void add(int64_t numel, ModuleId module, bool trainable = true) {
-    ParameterSpec spec;
-    spec.name = "p" + std::to_string(specs.size());
-    spec.trainable = trainable;
-    specs.push_back(spec);
+    specs.push_back({.name = "p" + std::to_string(specs.size()), .trainable = trainable});
     numels.push_back(numel);
     modules.push_back(module);
   }
