@@ -1,15 +1,7 @@
 """Where the tests find what ./dev has built, and how they are spread over processes."""
 
-import json
-import os
-import subprocess
-import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-
-import pytest
+from prelude import *
 from rank_jobs import Forks, PythonSource
-from ranks import BUILD, HERE, ZERORUN, piped, write_small_job
 
 # There are more threads than cores, as in the C++ tests: one that spins takes the time of another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -29,14 +21,13 @@ SOURCES = {
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """For CaseResults."""
     forks = Forks()
     yield forks
     forks.close()
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: Folders) -> Path:
     """Checkpoints that DeepSpeed has saved, by make_deepspeed_checkpoints.py."""
     folder = tmp_path_factory.mktemp("deepspeed")
     archive = Path(__file__).parent / "data" / "deepspeed_checkpoints.tar.xz"

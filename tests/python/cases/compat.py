@@ -109,9 +109,8 @@ def case_the_learning_rate_is_read_from_shared_groups() -> None:
     basic, own = adamw(plain), adamw(model)
     schedulers = schedule(basic, T_max=10), schedule(own, T_max=10)
     own._opt_called = True
-    adam = deepspeed.ops.adam.DeepSpeedCPUAdam(
-        own.param_groups, lr=1e-2, weight_decay=0.1, adamw_mode=True
-    )
+    options = {"lr": 1e-2, "weight_decay": 0.1, "adamw_mode": True}
+    adam = deepspeed.ops.adam.DeepSpeedCPUAdam(own.param_groups, **options)
     engine, optimizer, *_ = begin(model=model, optimizer=adam, config=config(3))
     assert optimizer.param_groups[0] is adam.param_groups[0] is own.param_groups[0]
     for step in range(6):

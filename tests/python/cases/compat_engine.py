@@ -1,7 +1,5 @@
 """What scripts ask of DeepSpeed's engine and optimizer."""
 
-import inspect
-
 from cases.compat import *
 
 
