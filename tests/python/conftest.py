@@ -1,7 +1,7 @@
 """Where the tests find what ./dev has built, and how they are spread over processes."""
 
 from prelude import *
-from rank_jobs import Forks, PythonSource
+from rank_jobs import MODULES, Forks, PythonSource
 
 # There are more threads than cores, as in the C++ tests: one that spins takes the time of another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -10,9 +10,9 @@ DEEPSPEED = BUILD / "python" / "zerorun" / "compat" / "site"
 # where such a process is. transformers looks for DeepSpeed at once.
 MODELS = ("gpt2.modeling_gpt2", "llama.modeling_llama")
 SOURCES = {
-    "ZERORUN_TEST_TORCH": ["torch._dynamo"],
+    "ZERORUN_TEST_TORCH": [*MODULES, "torch._inductor.compile_fx"],
     "ZERORUN_TEST_TRANSFORMERS": [
-        *("torch._dynamo", "transformers.trainer", "transformers.integrations.deepspeed"),
+        *(*MODULES, "transformers.trainer", "transformers.integrations.deepspeed"),
         *(f"transformers.models.{model}" for model in MODELS),
         *("accelerate", "peft"),
     ],

@@ -48,7 +48,7 @@ def make_package(folder: Path, streams: str = "exchange_api") -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(package.parent), str(Path(__file__).parent)]),
         "LD_LIBRARY_PATH": str(BUILD / "fake_cuda" / "driver"),
         "ZERORUN_SHARE_GPUS": "1",
-        "CASE_STEPS": "4",  # a fake GPU is slow
+        "CASE_STEPS": "3",  # a fake GPU is slow
         "FAKE_TORCH_CUDA": streams,  # read by python_source.py
     }
 

@@ -42,6 +42,9 @@ PRIVATE = (
     "loading",
     "random_programs",
 )
+# With a source that has imported Hugging Face's libraries, which takes seconds of each rank.
+TRANSFORMERS = ("compat", "compat_surface", "host_cost", "logits", "muon", "sequence")
+TRANSFORMERS += ("sequence_sizes", "streaming")
 # Files, ranks and variables, by what stands behind the name. What runs again takes fewer steps.
 AGAIN = {"CASE_STEPS": "4"}
 RUNS: dict[str, tuple[Sequence[str], int, dict[str, str]]] = {
@@ -54,11 +57,14 @@ RUNS: dict[str, tuple[Sequence[str], int, dict[str, str]]] = {
 
 @pytest.fixture(scope="module")
 def results(forks: Forks, tmp_path_factory: Folders) -> dict[str, CaseResults]:
-    return {
-        f"{file}{run}": CaseResults(forks, file, tmp_path_factory.mktemp(file), variables=variables)
-        for run, (files, _, variables) in RUNS.items()
-        for file in files
-    }
+    python = {"VIRTUAL_ENV": os.environ["ZERORUN_TEST_TRANSFORMERS"]}
+    found = {}
+    for run, (files, _, variables) in RUNS.items():
+        for file in files:
+            own = variables | (python if file in TRANSFORMERS else {})
+            folder = tmp_path_factory.mktemp(file)
+            found[f"{file}{run}"] = CaseResults(forks, file, folder, variables=own)
+    return found
 
 
 CASES = [

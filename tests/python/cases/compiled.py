@@ -52,6 +52,7 @@ def in_silence(*settings: str) -> Iterator[None]:
         yield
 
 
+@functools.cache
 def losses_at(stage: int, change: Change, before: bool, late=False, backend="inductor") -> Any:
     torch._dynamo.reset()
     model = make()

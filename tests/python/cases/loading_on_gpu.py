@@ -8,7 +8,7 @@ from zerorun.shards.shards import Policy, Shards
 from cases.models import *
 
 fake = fake_torch_cuda.installed()
-WIDTH = 1024
+WIDTH = 512
 
 
 def case_zero_init_puts_its_parts_on_the_gpu() -> None:
