@@ -23,7 +23,6 @@ def sentences(count: int) -> list[dict[str, torch.Tensor]]:
 
 
 def evaluate(accelerator: Accelerator, model: Any, loader: Any) -> float:
-    """The mean loss of all rows."""
     model.eval()
     losses = []
     for batch in loader:
@@ -49,9 +48,8 @@ def figures(given: Any) -> Figures:
     schedule = DummyScheduler(optimizer, total_num_steps=STEPS, warmup_num_steps=2)
     loader = DataLoader(sentences(8 * STEPS), batch_size=2, shuffle=True)
     held_out = DataLoader(sentences(18), batch_size=4)
-    model, optimizer, loader, held_out, schedule = accelerator.prepare(
-        model, optimizer, loader, held_out, schedule
-    )
+    given = model, optimizer, loader, held_out, schedule
+    model, optimizer, loader, held_out, schedule = accelerator.prepare(*given)
     found: Figures = {"loss": [], "grad_norm": [], "eval_loss": []}
     folder = shared_folder()
     for step, batch in enumerate(loader):

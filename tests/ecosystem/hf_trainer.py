@@ -9,7 +9,6 @@ from transformers import Trainer, TrainingArguments
 
 
 def rows(count: int) -> list[dict[str, torch.Tensor]]:
-    """Words that follow each other by a rule."""
     first = torch.arange(count)[:, None]
     found = 4 + (first * 7 + (1 + first % 5) * torch.arange(16)) % WORDS
     return [{"input_ids": row, "labels": row} for row in found]
@@ -25,9 +24,8 @@ def make_trainer(given: Any, folder: str) -> Trainer:
         weight_decay=0.1,
         max_grad_norm=0.5,
     )
-    return Trainer(
-        model=llama(use_cache=False), args=arguments, train_dataset=rows(64), eval_dataset=rows(8)
-    )
+    data = {"train_dataset": rows(64), "eval_dataset": rows(8)}
+    return Trainer(model=llama(use_cache=False), args=arguments, **data)
 
 
 def figures(given: Any) -> Figures:

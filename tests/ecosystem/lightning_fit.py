@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
-from program import Figures, mean
+from program import Figures, OnCpus, mean
 from tiny import shared_folder
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -15,15 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-class OnCpu(DeepSpeedStrategy):
-    """Lightning's own but for its refusal of ranks without a GPU."""
-
-    @property
-    def root_device(self) -> torch.device:
-        return torch.device("cpu", self.local_rank)  # DeepSpeed wants a number
-
-    def setup_environment(self) -> None:
-        DDPStrategy.setup_environment(self)
+class OnCpu(OnCpus, DeepSpeedStrategy):
+    any_device = DDPStrategy
 
     def setup_distributed(self) -> None:
         self.set_world_ranks()

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from program import Figures, mean, plain_config
+from tied_model import Block
 from tiny import WORDS, sequences, shared_folder
 from torch import nn
 
@@ -26,21 +27,11 @@ def mpu() -> Any:
     return SimpleNamespace(**{f"get_{name}": lambda v=value: v for name, value in answers.items()})
 
 
-class Layer(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
 class Gpt(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, width)
-        self.layers = nn.ModuleList(Layer(width) for _ in range(3))
+        self.layers = nn.ModuleList(Block(width) for _ in range(3))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -43,17 +43,15 @@ class OnCpu(DeepspeedStrategy):
         names = ("dp", "sp", "tp")
         self.ds_device_mesh = init_device_mesh("cpu", (self.world_size, 1, 1), mesh_dim_names=names)
         self.setup_ring_attn(self.ds_device_mesh)
-        self.accumulated_gradient = (
-            self.train_batch_size // self.micro_train_batch_size // self.world_size
-        )
+        whole = self.micro_train_batch_size * self.world_size
+        self.accumulated_gradient = self.train_batch_size // whole
 
 
 def figures(given: Any) -> Figures:
     settings = SimpleNamespace(param_dtype="bf16", adam_offload=False)
     arguments = SimpleNamespace(ds=settings, train=SimpleNamespace(), local_rank=-1)
-    strategy = OnCpu(
-        micro_train_batch_size=2, train_batch_size=8, zero_stage=given.stage, args=arguments
-    )
+    sizes = {"micro_train_batch_size": 2, "train_batch_size": 8}
+    strategy = OnCpu(**sizes, zero_stage=given.stage, args=arguments)
     strategy.setup_distributed()
     folder = save_llama()
     shared = {"attn_implementation": "eager", "param_dtype": "bf16"}
@@ -64,7 +62,6 @@ def figures(given: Any) -> Figures:
     actor, optimizer, scheduler = strategy.prepare((actor, optimizer))
     reference = strategy.prepare(reference).eval()
     assert isinstance(actor.model, deepspeed.DeepSpeedEngine)
-
     loss_of, random = SFTLoss(), torch.Generator().manual_seed(1 + dist.get_rank())
     found: Figures = {"loss": [], "kl": [], "grad_norm": [], "lr": []}
     checkpoints = shared_folder()

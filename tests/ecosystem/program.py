@@ -114,9 +114,21 @@ def trainer_arguments(given: argparse.Namespace, **changes: Any) -> dict[str, An
 
 
 def history(trainer: Any, names: Iterable[str] = ("loss", "grad_norm")) -> Figures:
-    """What a Trainer logged."""
     log = trainer.state.log_history
     return {name: [float(entry[name]) for entry in log if name in entry] for name in names}
+
+
+class OnCpus:
+    """Lightning's DeepSpeedStrategy but for its refusal of ranks without a GPU."""
+
+    any_device: Any  # Lightning's strategy that refuses none
+
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu", self.local_rank)  # DeepSpeed wants a number
+
+    def setup_environment(self) -> None:
+        self.any_device.setup_environment(self)
 
 
 def mean(value: Any) -> float:

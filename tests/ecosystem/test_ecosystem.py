@@ -4,21 +4,11 @@ make_golden.py has written what DeepSpeed itself computes.
 """
 
 import importlib.util
-import json
-import os
-import re
-import shutil
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import pytest
-from ranks import BUILD, ROOT, environment, launch, passed, shell
+from prelude import *
 from runs import HERE, PACKAGES, RANKS, RUNS, golden
 
 ALL = [(program, name) for program, runs in RUNS.items() for name in runs]
-
 
 # What one rounding in fp32 changes in figures that are differences of larger numbers. TRL's KL
 # divergence is the mean of exp(d) - d - 1, which subtracts numbers near 1.
@@ -42,10 +32,8 @@ def figures_of(program: str, run: str, folder: Path, ranks: int = RANKS) -> dict
     return json.loads(file.read_text())
 
 
-@pytest.mark.parametrize(("program", "name"), ALL, ids=[f"{p}-{n}" for p, n in ALL])
-def test_follows_deepspeed(
-    tmp_path: Path, record_property: Callable[[str, object], None], program: str, name: str
-) -> None:
+@each("program name", *ALL, ids=[f"{p}-{n}" for p, n in ALL])
+def test_follows_deepspeed(tmp_path: Path, record_property: Any, program: str, name: str) -> None:
     missing = [name for name in PACKAGES[program] if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
@@ -60,11 +48,9 @@ def test_follows_deepspeed(
     assert max(differences.values()) <= tolerance, (differences, found, expected)
 
 
-@pytest.mark.parametrize(
-    ("package", "program"), [("peft", "peft_kinds"), ("transformers", "distributed_config")]
-)
+@each("package program", ("peft", "peft_kinds"), ("transformers", "distributed_config"))
 def test_others_follow_pytorch(
-    tmp_path: Path, record_property: Callable[[str, object], None], package: str, program: str
+    tmp_path: Path, record_property: Any, package: str, program: str
 ) -> None:
     """Their figures are differences; what has to be the same, they compare themselves."""
     pytest.importorskip(package)
@@ -92,10 +78,8 @@ for plain in ("", "-plain"):
     ]
 
 
-@pytest.mark.parametrize(("name", "other_samples", "other_bits"), SWEEPS)
-def test_after_every_step(
-    tmp_path: Path, name: str, other_samples: set[int], other_bits: set[int]
-) -> None:
+@each("name other_samples other_bits", *SWEEPS)
+def test_after_every_step(tmp_path: Path, name: str, other_samples: Any, other_bits: Any) -> None:
     found = figures_of("resumed", name, tmp_path)
     whole = found.pop("whole")
     assert whole["steps"] == len(found) == 6
@@ -129,7 +113,7 @@ STEPS, RECIPES = ROOT / "examples" / "steps", ROOT / "examples" / "recipes"
 PATH = os.pathsep.join(map(str, [BUILD / "bin", Path(sys.prefix) / "bin", os.environ["PATH"]]))
 
 
-def test_the_notebook_trains_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_trains_on_two_ranks(monkeypatch: Patch) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     folder = ROOT / "build" / "notebook"  # on a real disk

@@ -1,15 +1,7 @@
 """Hosts for a whole file of tests; skipped where a machine cannot have them."""
 
-import contextlib
-import os
-import shutil
-import signal
-import time
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from host_namespaces import why_not
+from prelude import *
 
 from .two_hosts import Hosts, Network, name_of
 
@@ -24,7 +16,7 @@ def network(tmp_path: Path) -> Iterator[Network]:
 
 
 @pytest.fixture(scope="session")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+def hosts(tmp_path_factory: Folders) -> Iterator[Hosts]:
     missing = [name for name in ("ssh", "ssh-keygen", "/usr/sbin/sshd") if not shutil.which(name)]
     if problem := f"{missing} are not installed" if missing else why_not():
         pytest.skip(problem)

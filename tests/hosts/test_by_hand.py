@@ -1,16 +1,8 @@
 """Launchers that somebody starts on each host, and what they say when that goes wrong."""
 
-import contextlib
-import os
 import secrets
-import signal
-import subprocess
-import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import pytest
-from ranks import ZERORUN
+from prelude import *
 
 from .two_hosts import ADDRESSES, ADDRESSES_6, NAMES, Network
 
@@ -69,9 +61,7 @@ def dropped(network: Network, host: int, ports: str) -> Iterator[None]:
     network.ip(host, "rule", "del", *rule)
 
 
-def train(
-    network: Network, folder: Path, master: str, *options: str, before: Sequence[str] = ()
-) -> None:
+def train(network: Network, folder: Path, master: str, *options: str, before: Any = ()) -> None:
     """Ranks on both hosts exchange data. The second launcher is run by `before`."""
     text = folder / "text"
     text.write_text("what is to be learned, again and again\n" * 100)
@@ -81,7 +71,7 @@ def train(
     assert [job.end(within=60) for job in (first, second)] == [0, 0], second.text
 
 
-@pytest.mark.parametrize("first", [0, 1], ids=["the right one first", "the wrong one first"])
+@each("first", 0, 1, ids=["the right one first", "the wrong one first"])
 def test_two_launchers_with_node_rank_0(network: Network, first: int) -> None:
     jobs = {}
     for host in (first, 1 - first):
@@ -155,7 +145,7 @@ def test_the_name_of_the_first_host_is_its_loopback(network: Network, tmp_path: 
     train(network, tmp_path, NAMES[0])
 
 
-@pytest.mark.parametrize("master", [ADDRESSES_6[0], NAMES[0]], ids=["address", "name"])
+@each("master", ADDRESSES_6[0], NAMES[0], ids=["address", "name"])
 def test_a_link_with_ipv6_only(network: Network, master: str, tmp_path: Path) -> None:
     network.know(0, f"127.0.1.1 {NAMES[0]}")
     network.know(1, f"{ADDRESSES_6[0]} {NAMES[0]}")

@@ -3,16 +3,10 @@
 Writes docs/faults.md when ZERORUN_WRITE_FAULTS is set.
 """
 
-import os
-import signal
-import subprocess
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
-import pytest
 from host_namespaces import rank_environment
-from ranks import ROOT, piped, write_small_job
+from prelude import *
 
 from .two_hosts import ADDRESSES, ADDRESSES_6, Hosts, Job, Network, name_of
 
@@ -88,7 +82,7 @@ def victim_of(fault: Fault, job: Job) -> int:
     return next(pid for pid in job.members(1) if name_of(pid) == name)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.victim}-{fault.event}")
+@each("fault", *FAULTS, ids=lambda fault: f"{fault.victim}-{fault.event}")
 def test_fault(fault: Fault, hosts: Hosts) -> None:
     script = hosts.folder / "fault.py"
     script.write_text(PROGRAM)
@@ -117,14 +111,12 @@ def test_write_the_table() -> None:
 TRAIN = ROOT / "build/release/libexec/zerorun/train"
 
 
-@pytest.mark.parametrize(
-    ("interfaces", "error"),
-    [
-        (("eth0", "eth9"), "rank 1 cannot exchange data with other hosts: 'eth9'"),
-        (("eth9", "eth0"), "rank 0 cannot exchange data with other hosts: 'eth9'"),
-        (("lo", "lo"), "'lo' has the address 127.0.0.1, which every host has for itself"),
-        (("eth0", "lo"), "rank 1 cannot exchange data with other hosts: 'lo'"),
-    ],
+@each(
+    "interfaces error",
+    (("eth0", "eth9"), "rank 1 cannot exchange data with other hosts: 'eth9'"),
+    (("eth9", "eth0"), "rank 0 cannot exchange data with other hosts: 'eth9'"),
+    (("lo", "lo"), "'lo' has the address 127.0.0.1, which every host has for itself"),
+    (("eth0", "lo"), "rank 1 cannot exchange data with other hosts: 'lo'"),
     ids=["not there", "not on the first", "loopback", "loopback on one"],
 )
 def test_a_wrong_interface_is_an_error_on_every_host(
@@ -157,7 +149,7 @@ def test_after_ctrl_c_output_that_nobody_reads_does_not_hold_the_job(hosts: Host
     assert "SIGINT: output that nobody has read is lost" in errors
 
 
-@pytest.mark.parametrize("tenths", range(1, 11))
+@each("tenths", *range(1, 11))
 def test_ctrl_c_while_the_hosts_begin_ends_the_job(hosts: Hosts, tenths: int) -> None:
     job = Job(hosts, [], ["sleep", "40"])
     time.sleep(tenths / 10)
@@ -165,9 +157,7 @@ def test_ctrl_c_while_the_hosts_begin_ends_the_job(hosts: Hosts, tenths: int) ->
     job.end(128 + signal.SIGINT, timeout=20)
 
 
-def test_pdsh_reaches_addresses_of_ipv6_and_users(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_pdsh_reaches_ipv6_and_users(hosts: Hosts, monkeypatch: Patch, tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text(f"{ADDRESSES_6[0]}\nroot@[{ADDRESSES_6[1]}]:1\n")
     monkeypatch.setenv("PDSH_SSH_ARGS", f"{hosts.ssh_options()} %h")

@@ -1,16 +1,6 @@
 """Jobs on two hosts that are network namespaces, started by the real ssh, pdsh, by hand."""
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-import time
-from pathlib import Path
-from typing import Any
-
-import pytest
-from ranks import ZERORUN, output_of, write_small_job
+from prelude import *
 
 from .two_hosts import ADDRESSES, NAMES, NAMES_6, Hosts, Job
 
@@ -33,10 +23,8 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("start", ["ssh", "pdsh", "mpirun"])
-def test_ranks_start_on_both_hosts(
-    hosts: Hosts, start: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@each("start", "ssh", "pdsh", "mpirun")
+def test_ranks_start_on_both_hosts(hosts: Hosts, start: str, monkeypatch: Patch) -> None:
     if start == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
     variables = {"PDSH_SSH_ARGS": f"{hosts.ssh_options()} %h"}
@@ -50,7 +38,7 @@ def test_ranks_start_on_both_hosts(
     assert set(output.splitlines()) == PLACES
 
 
-def test_ddp_of_pytorch_trains_across_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ddp_of_pytorch_trains_across_hosts(hosts: Hosts, monkeypatch: Patch) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)  # whose python runs the ranks
     script = hosts.folder / "ddp.py"
     script.write_text(DDP)
@@ -98,13 +86,11 @@ HPZ = {"zero_hpz_partition_size": 2, "stage3_max_reuse_distance": 0}
 HPZ["stage3_param_persistence_threshold"] = 0
 
 
-@pytest.mark.parametrize(
+@each(
     "zero",
-    [
-        {"stage": 1},
-        {"stage": 2, "zero_quantized_weights": True},
-        {"stage": 3, "zero_quantized_weights": True, "zero_quantized_gradients": True} | HPZ,
-    ],
+    {"stage": 1},
+    {"stage": 2, "zero_quantized_weights": True},
+    {"stage": 3, "zero_quantized_weights": True, "zero_quantized_gradients": True} | HPZ,
     ids=["stage 1", "stage 2 in 8 bits", "ZeRO++"],
 )
 def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> None:

@@ -1,16 +1,7 @@
 """Jobs of schedulers: in an allocation of a Slurm that has the two hosts as its nodes; and of Ray
 Train, whose workers have the environment variables, and nothing else."""
 
-import json
-import os
-import shutil
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-import pytest
-from ranks import ROOT, ZERORUN, passed, ran
+from prelude import *
 
 from .test_hosts import PLACE
 from .two_hosts import ADDRESSES, NAMES, Hosts
@@ -37,13 +28,11 @@ NodeName={names[0]} NodeAddr={addresses[0]} CPUs=4
 NodeName={names[1]} NodeAddr={addresses[1]} CPUs=4
 PartitionName=main Nodes=ALL Default=YES State=UP
 """
-
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., Ended]
 
 
 @pytest.fixture(scope="module")
-def run(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(hosts: Hosts, tmp_path_factory: Folders) -> Iterator[Run]:
     """Runs a command on the first host, where both are nodes of Slurm."""
     if shutil.which("slurmctld") is None or shutil.which("slurmd") is None:
         pytest.skip("Slurm is not installed")
@@ -56,17 +45,15 @@ def run(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]
     own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     own["SLURM_CONF"] = str(folder / "slurm.conf")
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str) -> Ended:
         return ran(hosts.inside(0, *words), env=own, stdin=subprocess.DEVNULL, timeout=120)
 
     commands = [(0, ["slurmctld", "-D"])]
     commands += [(node, ["slurmd", "-D", "-N", NAMES[node]]) for node in range(2)]
     with (folder / "daemons.log").open("w") as log:
         streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        daemons = [
-            subprocess.Popen(hosts.inside(host, *words), env=own, **streams)
-            for host, words in commands
-        ]
+        lines = [hosts.inside(host, *words) for host, words in commands]
+        daemons = [subprocess.Popen(line, env=own, **streams) for line in lines]
     try:
         deadline = time.monotonic() + 60
         while run("sinfo", "-h", "-o", "%t %D").stdout.strip() != "idle 2":
@@ -83,7 +70,7 @@ CPU_RANKS = [str(ZERORUN), "--accelerator", "cpu", "--num_gpus", "2"]
 ALLOCATED = ["salloc", "-Q", "-N2"]
 
 
-@pytest.mark.parametrize("start", [ALLOCATED, ["srun", "-N2", "--ntasks-per-node=1"]])
+@each("start", ALLOCATED, ["srun", "-N2", "--ntasks-per-node=1"])
 def test_a_launcher_on_each_node_is_one_job(run: Run, start: list[str]) -> None:
     output = passed(run(*start, *CPU_RANKS, *PLACE)).stdout
     places = {f"{rank} 4 {rank // 2} {NAMES[0]} {NAMES[rank // 2]}" for rank in range(4)}

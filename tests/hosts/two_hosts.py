@@ -1,13 +1,8 @@
 """Two hosts on one machine (network namespaces, each with a name and sshd), and a zerorun job on
 them with what it leaves behind."""
 
-import shutil
-import subprocess
-import time
-from pathlib import Path
-
 import host_namespaces
-from ranks import ZERORUN, piped
+from prelude import *
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 ADDRESSES_6 = ("fd13:77::1", "fd13:77::2")
@@ -58,7 +53,6 @@ class Network(host_namespaces.Hosts):
         return [int(pid) for pid in run("ip", "netns", "pids", self.name(number)).split()]
 
     def sent_bytes(self, number: int) -> int:
-        """By one of the hosts to the other."""
         return int(run(*self.inside(number, "cat", "/sys/class/net/eth0/statistics/tx_bytes")))
 
 
@@ -92,10 +86,8 @@ class Hosts(Network):
             subprocess.run(self.inside(1 - number, "bash", "-c", probe), timeout=20, check=True)
 
     def ssh_options(self) -> str:
-        return (
-            f"-i {self.key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "
-            "-o LogLevel=ERROR"
-        )
+        known = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+        return f"-i {self.key} {known} -o LogLevel=ERROR"
 
     def __exit__(self, *_: object) -> None:
         for daemon in self.daemons:
@@ -105,8 +97,6 @@ class Hosts(Network):
 
 
 class Job:
-    """The command on the first host."""
-
     def __init__(
         self,
         hosts: Hosts,

@@ -1,15 +1,7 @@
 """Where the tests find what ./dev has built, and how they are spread over processes."""
 
-import json
-import os
-import subprocess
-import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-
-import pytest
-from rank_jobs import Forks, PythonSource
-from ranks import BUILD, HERE, ZERORUN, piped, write_small_job
+from prelude import *
+from rank_jobs import MODULES, Forks, PythonSource
 
 # There are more threads than cores, as in the C++ tests: one that spins takes the time of another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -18,9 +10,9 @@ DEEPSPEED = BUILD / "python" / "zerorun" / "compat" / "site"
 # where such a process is. transformers looks for DeepSpeed at once.
 MODELS = ("gpt2.modeling_gpt2", "llama.modeling_llama")
 SOURCES = {
-    "ZERORUN_TEST_TORCH": ["torch._dynamo"],
+    "ZERORUN_TEST_TORCH": [*MODULES, "torch._inductor.compile_fx"],
     "ZERORUN_TEST_TRANSFORMERS": [
-        *("torch._dynamo", "transformers.trainer", "transformers.integrations.deepspeed"),
+        *(*MODULES, "transformers.trainer", "transformers.integrations.deepspeed"),
         *(f"transformers.models.{model}" for model in MODELS),
         *("accelerate", "peft"),
     ],
@@ -29,14 +21,13 @@ SOURCES = {
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """For CaseResults."""
     forks = Forks()
     yield forks
     forks.close()
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: Folders) -> Path:
     """Checkpoints that DeepSpeed has saved, by make_deepspeed_checkpoints.py."""
     folder = tmp_path_factory.mktemp("deepspeed")
     archive = Path(__file__).parent / "data" / "deepspeed_checkpoints.tar.xz"

@@ -48,7 +48,7 @@ def make_package(folder: Path, streams: str = "exchange_api") -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(package.parent), str(Path(__file__).parent)]),
         "LD_LIBRARY_PATH": str(BUILD / "fake_cuda" / "driver"),
         "ZERORUN_SHARE_GPUS": "1",
-        "CASE_STEPS": "4",  # a fake GPU is slow
+        "CASE_STEPS": "3",  # a fake GPU is slow
         "FAKE_TORCH_CUDA": streams,  # read by python_source.py
     }
 
@@ -109,7 +109,6 @@ def tensor_in(capsule: object) -> DlTensor:
 
 @functools.cache
 def fake_library() -> ctypes.CDLL:
-    """The fake CUDA in this process."""
     import zerorun
 
     library = ctypes.CDLL(str(Path(zerorun.__file__).parent / LIBRARY))
@@ -284,9 +283,8 @@ class FakeTorchCuda:
             setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         self.made_current = []  # devices, in the order of the calls
         torch.cuda.set_device = self.made_current.append
-        torch.cuda.current_stream = lambda *_: SimpleNamespace(
-            cuda_stream=self.current, synchronize=lambda: None
-        )
+        stream = functools.partial(SimpleNamespace, synchronize=lambda: None)
+        torch.cuda.current_stream = lambda *_: stream(cuda_stream=self.current)
         torch.cuda.Event = _Event
         torch.cuda.Stream = lambda: None
         torch.cuda.stream = lambda _stream: self.other_stream()
@@ -320,9 +318,8 @@ class FakeTorchCuda:
         return mark(self._from_dlpack(capsule), gpu)
 
     def _exchange_api(self) -> ExchangeApi:
-        real = ExchangeApi.from_address(
-            pointer_in(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
-        )
+        capsule = torch.Tensor.__dlpack_c_exchange_api__
+        real = ExchangeApi.from_address(pointer_in(capsule, b"dlpack_exchange_api"))
         read = real.tensor_from_py_object
 
         def tensor_from_py_object(address: int, out: Any) -> int:

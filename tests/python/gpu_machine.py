@@ -79,7 +79,6 @@ class Machine:
             write_program(self.tools / name, text)
 
     def change(self, script: str, old: str, new: str) -> None:
-        """A part of one of its scripts."""
         path = self.root / "scripts" / script
         path.write_text(path.read_text().replace(old, new))
 

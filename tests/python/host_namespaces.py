@@ -73,7 +73,6 @@ class Hosts:
         _ip("-n", self._bridge, "link", "set", f"port{host}", "up")
 
     def command(self, host: int, command: list[str]) -> list[str]:
-        """The command that runs `command` on a host."""
         return ["ip", "netns", "exec", self.name(host), *command]
 
 

@@ -40,7 +40,6 @@ UNIVERSAL = ("stage2-fp32-2", "stage3-fp32-2")
 
 
 def train(folder: Path, name: str) -> None:
-    """One rank of a run."""
     stage, dtype, _, zero = RUNS[name]
     deepspeed.ops.__compatible_ops__.clear()  # which it would compile
     accelerator = get_accelerator()

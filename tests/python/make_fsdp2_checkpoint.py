@@ -24,7 +24,6 @@ RANKS = 2
 
 
 def train(folder: Path) -> None:
-    """One rank."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = make_model()

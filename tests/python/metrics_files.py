@@ -15,8 +15,6 @@ RUN = {
     "plan": {"parameters": 2000, "optimizer": 6000},
     "limits": {"reduce_scatter": 5e9},
 }
-
-
 NAMES = ("step_ms", "forward_ms", "backward_ms", "comm_ms", "reduce_ms", "gather_ms", "other_ms")
 TIMES = dict(zip(NAMES, (100.0, 30.0, 60.0, 5.0, 5.0, 0.0, 1.0), strict=True))
 STEP = {"lr": 1e-3, "grad_norm": 1.0, "loss_scale": 1.0, "skipped": False, "tokens_per_s": 1000.0}

@@ -13,6 +13,10 @@ from pathlib import Path
 
 from ranks import HERE, environment, launch, torch_python
 
+# What sources have imported: half a second of each rank of each job.
+MODULES = ["torch._dynamo", "torch.distributed.checkpoint.state_dict", "pytest"]
+MODULES += ["zerorun.initialization", "zerorun.sharding", "zerorun.zero"]
+
 
 class PythonSource:
     """A process of which Python programs are forks; see python_source.py. By `variables` a launcher
@@ -54,9 +58,9 @@ class Forks:
         """The variables of a job whose Python is a fork of a source."""
         package = variables.get("PYTHONPATH")
         if package is None:
-            return {**variables, **torch_python()}
+            return {**torch_python(), **variables}
         if package not in self._sources:
-            self._sources[package] = PythonSource(["torch._dynamo"], variables)
+            self._sources[package] = PythonSource(MODULES, variables)
         return {**variables, **self._sources[package].variables}
 
     def close(self) -> None:

@@ -48,7 +48,6 @@ class Model(nn.Module):
 
 
 def start(how: str, data: str, accumulation: int) -> tuple[Any, Any]:
-    """An engine and its loader."""
     dataset = [sample(i) for i in range(SAMPLES)] if data == "listed" else Streamed()
     optimizer = functools.partial(torch.optim.AdamW, lr=0.01)
     if how == "shard":
@@ -58,9 +57,8 @@ def start(how: str, data: str, accumulation: int) -> tuple[Any, Any]:
     config = {"train_micro_batch_size_per_gpu": MICRO, "gradient_accumulation_steps": accumulation}
     config |= {"gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
     initialize = importlib.import_module({"initialize": "zerorun"}.get(how, how)).initialize
-    engine, _, loader, _ = initialize(
-        model=Model(), optimizer=optimizer, training_data=dataset, config=config
-    )
+    given = {"optimizer": optimizer, "training_data": dataset, "config": config}
+    engine, _, loader, _ = initialize(model=Model(), **given)
     return engine, loader
 
 

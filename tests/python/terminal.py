@@ -27,7 +27,6 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def wait(self) -> int:
-        """The exit code."""
         with contextlib.suppress(OSError):  # the terminal is closed by its last user
             while chunk := os.read(self.master, 65536):
                 self.text += chunk.decode(errors="replace")

@@ -1,13 +1,7 @@
 """How the build finds CUDA's compiler, headers and libraries, and what it says without them."""
 
-import os
-import shutil
-import subprocess
-from pathlib import Path
-
-import pytest
 from gpu_machine import write_program
-from ranks import ROOT, passed, ran
+from prelude import *
 
 HAS_DRIVER = any(Path("/dev").glob("nvidia[0-9]*")) or bool(shutil.which("nvidia-smi"))
 NVCC_FOLDERS = ["/usr/local/cuda/bin", "/opt/cuda/bin"]
@@ -35,15 +29,13 @@ def test_without_nvcc_the_build_is_for_the_cpu_and_says_so_in_one_line(tmp_path:
     assert "cuda" not in result.stderr.lower()
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("CUDA=ON", "ZERORUN_CUDA is ON, but there is no nvcc"),
-        ("CUDA_ARCHITECTURES=90;75", "ZERORUN_CUDA_ARCHITECTURES is '90;75': "),
-        ("CUDA_ARCHITECTURES=native", "ZERORUN_CUDA_ARCHITECTURES is 'native': "),
-        ("CUDA_ARCHITECTURES=", "ZERORUN_CUDA_ARCHITECTURES is '': "),
-        ("CUDA_DRIVERS=11", "ZERORUN_CUDA_DRIVERS is '11': expected AUTO, 12 or 13"),
-    ],
+@each(
+    "option message",
+    ("CUDA=ON", "ZERORUN_CUDA is ON, but there is no nvcc"),
+    ("CUDA_ARCHITECTURES=90;75", "ZERORUN_CUDA_ARCHITECTURES is '90;75': "),
+    ("CUDA_ARCHITECTURES=native", "ZERORUN_CUDA_ARCHITECTURES is 'native': "),
+    ("CUDA_ARCHITECTURES=", "ZERORUN_CUDA_ARCHITECTURES is '': "),
+    ("CUDA_DRIVERS=11", "ZERORUN_CUDA_DRIVERS is '11': expected AUTO, 12 or 13"),
 )
 def test_options_that_cannot_be_are_refused(tmp_path: Path, option: str, message: str) -> None:
     result = configure_without_nvcc(tmp_path, f"-DZERORUN_{option}")
@@ -140,15 +132,13 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("command", "capabilities", "chosen", "architectures"),
-    [
-        ("build", "12.0\\n9.0\\n12.0\\n", "", "90;120"),
-        ("build", "7.5\\n", "", "80"),  # too old for a build of its own
-        ("build", "", "", "80"),
-        ("build", "9.0\\n", "86", "86"),
-        ("train", "9.0\\n", "", "90"),
-    ],
+@each(
+    "command capabilities chosen architectures",
+    ("build", "12.0\\n9.0\\n12.0\\n", "", "90;120"),
+    ("build", "7.5\\n", "", "80"),  # too old for a build of its own
+    ("build", "", "", "80"),
+    ("build", "9.0\\n", "86", "86"),
+    ("train", "9.0\\n", "", "90"),
 )
 def test_dev_compiles_for_the_gpus_of_the_machine(
     clone: Clone, command: str, capabilities: str, chosen: str, architectures: str
@@ -170,7 +160,6 @@ def test_dev_train_compiles_the_programs_alone_and_no_cuda_where_no_driver_is(cl
         assert log.rindex(f"-DZERORUN_{part}=OFF") > log.rfind(f"-DZERORUN_{part}=ON"), part
     assert log.splitlines()[-1] == "ninja -C build/release zerorun_command train"
     assert "compiling for CPU ranks of this host; ./dev build" in result.stderr
-
     assert clone.dev("build").returncode == 0
     assert "-DZERORUN_CUDA=ON" in clone.log.read_text()
     assert "=OFF" not in clone.log.read_text()
@@ -179,7 +168,7 @@ def test_dev_train_compiles_the_programs_alone_and_no_cuda_where_no_driver_is(cl
     assert "for CPU ranks" not in result.stderr
 
 
-@pytest.mark.parametrize(("visible", "ranks"), [(0, 2), (1, 1), (11, 2)])
+@each("visible ranks", (0, 2), (1, 1), (11, 2))
 def test_dev_train_starts_one_rank_on_the_only_gpu(clone: Clone, visible: int, ranks: int) -> None:
     result = clone.dev("train", "--steps", "3", VISIBLE=str(visible))
     assert result.stdout == f"--num_gpus {ranks} train --steps 3\n"
@@ -198,17 +187,13 @@ def test_dev_says_what_it_expects(clone: Clone) -> None:
         assert f"\n  {word} " in text
 
 
-@pytest.mark.parametrize(
-    ("failing", "last"),
-    [
-        ("none", "9 passed, 0 failed, 1"),
-        ("daily", "2 passed, 1 failed, 0"),
-        ("rest", "7 passed, 1 failed, 1"),
-    ],
+@each(
+    "failing last",
+    ("none", "9 passed, 0 failed, 1"),
+    ("daily", "2 passed, 1 failed, 0"),
+    ("rest", "7 passed, 1 failed, 1"),
 )
-def test_ci_runs_everything_and_adds_up_though_a_part_fails(
-    tmp_path: Path, failing: str, last: str
-) -> None:
+def test_ci_runs_everything_though_a_part_fails(tmp_path: Path, failing: str, last: str) -> None:
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
     write_program(

@@ -1,16 +1,13 @@
 """The files of cases, on two ranks, and some on one or four."""
 
-from collections.abc import Sequence
-
-import pytest
+from prelude import *
 from rank_jobs import CaseResults, Forks
-from ranks import HERE, cases_in
 
 # On four ranks, models that are divided among them.
 WIDE = ("sequence_sizes", "mesh", "mesh_dimensions", "dtensors", "experts", "compat_groups")
 # What cases share, and what test_on_fake_gpu.py and test_hosts.py run.
 OTHERS = {"models", "random_modules", "parts"}
-OTHERS |= {"on_gpu", "init_on_gpu", "loading_on_gpu", "quantized_updates"}
+OTHERS |= {"on_gpu", "loading_on_gpu", "quantized_updates"}
 FILES = sorted({path.stem for path in (HERE / "cases").glob("[!_]*.py")} - OTHERS - set(WIDE))
 # Again on one rank, where nothing is sent and a shard is the whole.
 ALONE = (
@@ -45,6 +42,9 @@ PRIVATE = (
     "loading",
     "random_programs",
 )
+# With a source that has imported Hugging Face's libraries, which takes seconds of each rank.
+TRANSFORMERS = ("compat", "compat_surface", "host_cost", "logits", "muon", "sequence")
+TRANSFORMERS += ("sequence_sizes", "streaming")
 # Files, ranks and variables, by what stands behind the name. What runs again takes fewer steps.
 AGAIN = {"CASE_STEPS": "4"}
 RUNS: dict[str, tuple[Sequence[str], int, dict[str, str]]] = {
@@ -56,12 +56,15 @@ RUNS: dict[str, tuple[Sequence[str], int, dict[str, str]]] = {
 
 
 @pytest.fixture(scope="module")
-def results(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
-    return {
-        f"{file}{run}": CaseResults(forks, file, tmp_path_factory.mktemp(file), variables=variables)
-        for run, (files, _, variables) in RUNS.items()
-        for file in files
-    }
+def results(forks: Forks, tmp_path_factory: Folders) -> dict[str, CaseResults]:
+    python = {"VIRTUAL_ENV": os.environ["ZERORUN_TEST_TRANSFORMERS"]}
+    found = {}
+    for run, (files, _, variables) in RUNS.items():
+        for file in files:
+            own = variables | (python if file in TRANSFORMERS else {})
+            folder = tmp_path_factory.mktemp(file)
+            found[f"{file}{run}"] = CaseResults(forks, file, folder, variables=own)
+    return found
 
 
 CASES = [
@@ -72,6 +75,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("file", "case", "ranks"), CASES)
+@each("file case ranks", *CASES)
 def test_case(results: dict[str, CaseResults], file: str, case: str, ranks: int) -> None:
     results[file].check(case, ranks)

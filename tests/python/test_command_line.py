@@ -1,15 +1,9 @@
 """Commands that are written in Python answer wrong options as those in C++ do, and write whole
 files, by zerorun.whole_file."""
 
-import contextlib
 import errno
-import os
-import threading
-from collections.abc import Callable
-from pathlib import Path
 
-import pytest
-from ranks import ZERORUN
+from prelude import *
 from zerorun import consolidate, conversion, top
 from zerorun.command_line import exit_with
 from zerorun.monitor import __main__ as monitor
@@ -20,19 +14,17 @@ from zerorun.whole_file import replacing, write_text
 Main = Callable[[list[str]], int]
 
 
-@pytest.mark.parametrize(
-    ("main", "words", "message"),
-    [
-        (report.main, ["m.jsonl", "--qqqqqqq"], "--qqqqqqq; see zerorun report --help"),
-        (top.main, ["--intervall", "2"], "option --intervall; did you mean --interval?"),
-        (monitor.main, ["--tensorbord=x", "m"], "option --tensorbord; did you mean --tensorboard?"),
-        (conversion.main, ["export", "x", "--dtpye", "fp32"], "--dtpye; did you mean --dtype?"),
-        (consolidate.main, ["a", "b", "--dtpye", "fp32"], "--dtpye; did you mean --dtype?"),
-        (top.main, [], "the following arguments are required: RUN"),
-    ],
+@each(
+    "main words message",
+    (report.main, ["m.jsonl", "--qqqqqqq"], "--qqqqqqq; see zerorun report --help"),
+    (top.main, ["--intervall", "2"], "option --intervall; did you mean --interval?"),
+    (monitor.main, ["--tensorbord=x", "m"], "option --tensorbord; did you mean --tensorboard?"),
+    (conversion.main, ["export", "x", "--dtpye", "fp32"], "--dtpye; did you mean --dtype?"),
+    (consolidate.main, ["a", "b", "--dtpye", "fp32"], "--dtpye; did you mean --dtype?"),
+    (top.main, [], "the following arguments are required: RUN"),
 )
-def test_an_unknown_option_names_the_nearest(
-    main: Main, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_unknown_options_name_the_nearest(
+    main: Any, words: Any, message: str, capsys: Capture
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)
@@ -42,9 +34,7 @@ def test_an_unknown_option_names_the_nearest(
     assert message in line
 
 
-def test_a_full_disk_keeps_the_old_page_and_names_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_a_page(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     run, page = tmp_path / "m.jsonl", tmp_path / "r.html"
     run.write_text('{"step": 1, "loss": 2.0}\n')
     page.write_text("old")
@@ -59,9 +49,7 @@ def test_a_full_disk_keeps_the_old_page_and_names_the_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.jsonl", "r.html"]
 
 
-def test_a_monitor_that_fails_is_the_commands_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_monitor_that_fails_is_the_commands_failure(tmp_path: Path, capsys: Capture) -> None:
     run, folder = tmp_path / "m.jsonl", tmp_path / "csv"
     run.write_text('{"step": 1, "loss": 2.0}\n')
     (folder / "m" / "Train_Samples_train_loss.csv").mkdir(parents=True)  # where a file has to be
@@ -70,28 +58,25 @@ def test_a_monitor_that_fails_is_the_commands_failure(
 
 
 @pytest.mark.usefixtures("capsys")  # the output that exit_with would replace is not pytest's
-@pytest.mark.parametrize(
-    ("closed", "error"),
-    [
-        (False, OSError(errno.ENOENT, "it failed")),
-        (False, OSError(errno.ENOSPC, "it failed", "page.html")),
-        (True, OSError(errno.EIO, "it failed")),
-    ],
+@each(
+    "closed error",
+    (False, OSError(errno.ENOENT, "it failed")),
+    (False, OSError(errno.ENOSPC, "it failed", "page.html")),
+    (True, OSError(errno.EIO, "it failed")),
 )
-def test_an_error_that_is_not_of_the_output_is_not_told_as_one(
-    closed: bool, error: OSError, monkeypatch: pytest.MonkeyPatch
+def test_errors_are_not_told_as_the_outputs(
+    closed: bool, error: OSError, monkeypatch: Patch
 ) -> None:
     def fail() -> int:
         raise error
 
     if closed:
         monkeypatch.setattr("sys.stdout", None)
-    with pytest.raises(OSError, match="it failed"):
-        exit_with(fail)
+    raises(OSError, "it failed", exit_with, fail)
 
 
 def test_tuning_refuses_what_the_launcher_refuses_before_it_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     config = tmp_path / "ds_config.json"
     write_text(config, '{"train_micro_batch_size_per_gpu": 1}')

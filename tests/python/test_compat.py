@@ -1,12 +1,6 @@
 """zerorun's stand-in for DeepSpeed: the ways to get it, and every public name."""
 
-import json
-import os
-import sys
-from pathlib import Path
-
-import pytest
-from ranks import BUILD, ROOT, environment, launch, ran
+from prelude import *
 
 ASK = """
 import importlib.metadata, sys
@@ -33,9 +27,7 @@ def python(*arguments: object, **variables: str) -> str:
     return result.stdout.strip() or result.stderr.strip()
 
 
-def test_the_launcher_gives_it_where_there_is_no_deepspeed_or_it_is_asked_to(
-    ask: Path, tmp_path: Path
-) -> None:
+def test_the_launcher_gives_it_where_none_is_or_it_is_asked_to(ask: Path, tmp_path: Path) -> None:
     # Another DeepSpeed, installed as far as anybody looks.
     (tmp_path / "real" / "deepspeed").mkdir(parents=True)
     (tmp_path / "real" / "deepspeed" / "__init__.py").write_text("__version__ = '9.9'\n")

@@ -1,16 +1,8 @@
 """zerorun.config: the typed form of a ds_config.json, and errors that say what is wrong."""
 
-import json
-import os
-import re
-import sys
-from pathlib import Path
-from unittest import mock
-
-import pytest
 import torch
 import zerorun
-from ranks import BUILD, passed, ran
+from prelude import *
 from zerorun import config, device, environment
 
 DS_CONFIG = {
@@ -44,8 +36,7 @@ def test_auto_is_resolved_or_named() -> None:
     assert resolved.config.zero.reduce_bucket_size == 4096
     assert resolved.config.scheduler.total_num_steps == 50
     assert parsed.config.scheduler.total_num_steps == 0  # the argument stays as it was
-    with pytest.raises(zerorun.ConfigError, match="/scheduler/params/total_num_steps"):
-        config.resolve_auto(parsed)
+    raises(zerorun.ConfigError, "/scheduler/params/total_num_steps", config.resolve_auto, parsed)
 
 
 def nested(depth: int) -> dict:
@@ -55,16 +46,15 @@ def nested(depth: int) -> dict:
     return value
 
 
-@pytest.mark.parametrize("value", [{"a": {1, 2}}, nested(100), nested(10**6)])
+@each("value", {"a": {1, 2}}, nested(100), nested(10**6))
 def test_dictionaries_that_are_no_json_are_errors(value: dict) -> None:
     with pytest.raises(zerorun.ConfigError):
         config.parse(value)
 
 
 def test_infinity_and_paths_are_read() -> None:
-    parsed = config.parse(
-        {"steps_per_print": float("inf"), "zerorun": {"train": {"save": Path("out")}}}
-    ).config
+    given = {"steps_per_print": float("inf"), "zerorun": {"train": {"save": Path("out")}}}
+    parsed = config.parse(given).config
     assert parsed.steps_per_print == 2**63 - 1
     assert json.loads(parsed.train_options) == {"save": "out"}
 
@@ -92,7 +82,7 @@ def refused(settings: dict) -> set[str]:
     return set()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['project']}: {case['file']}")
+@each("case", *CASES, ids=lambda case: f"{case['project']}: {case['file']}")
 def test_a_configuration_is_taken_but_for_what_is_listed(case: dict) -> None:
     unknown = {f"/{key}" for key in case.get("ignored", [])}
     wrong = set(case.get("refused", []))
@@ -125,17 +115,15 @@ for case in json.load(open({str(DATA)!r})):
 # --- the environment variables that the package reads itself ---
 
 
-@pytest.mark.parametrize("name", ["LOCAL_RANK", "RANK"])
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "٣", "one"])
-def test_a_rank_that_is_no_number_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, name: str, text: str
-) -> None:
+@each("name", "LOCAL_RANK", "RANK")
+@each("text", "", "-1", "1.5", "٣", "one")
+def test_a_rank_that_is_no_number_is_an_error(monkeypatch: Patch, name: str, text: str) -> None:
     monkeypatch.setenv(name, text)
-    with pytest.raises(zerorun.ConfigError, match=f"{name} is '{text}', expected a number"):
-        getattr(environment, name.lower())()
+    told = f"{name} is '{text}', expected a number"
+    raises(zerorun.ConfigError, told, getattr(environment, name.lower()))
 
 
-def test_gpus_are_shared_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_shared_when_asked(monkeypatch: Patch) -> None:
     for text in ("", "0", "1"):
         monkeypatch.setenv("ZERORUN_SHARE_GPUS", text)
         assert environment.may_share_gpus() == (text == "1")
@@ -166,23 +154,21 @@ def test_tasks_of_srun_are_ranks_for_pytorch_too_and_a_batch_script_is_one_rank(
 OLD = "the driver is too old"
 
 
-@pytest.mark.parametrize(
-    ("pytorch", "visible", "zerorun_says", "told"),
-    [
-        ((True, "12.8"), "0,1", "", None),
-        ((True, "12.8"), "", OLD, "PyTorch sees a GPU that zerorun cannot use: "),
-        ((True, "12.8"), "0", OLD, f"{OLD}; zerorun --accelerator"),
-        ((False, "12.8"), "0", OLD, "CUDA_VISIBLE_DEVICES=0, but PyTorch"),
-        ((False, "12.8"), "0", "", r"sees no GPU: torch.cuda.init\(\) says why"),
-        ((False, "12.8"), "", OLD, None),  # CPU ranks
-        ((False, "12.8"), "-1", OLD, None),
-        ((False, None), "", "", None),
-        ((False, None), "0,1", "", "training on the CPU: CUDA_VISIBLE_DEVICES=0,1, but PyTorch"),
-    ],
+@each(
+    "pytorch visible zerorun_says told",
+    ((True, "12.8"), "0,1", "", None),
+    ((True, "12.8"), "", OLD, "PyTorch sees a GPU that zerorun cannot use: "),
+    ((True, "12.8"), "0", OLD, f"{OLD}; zerorun --accelerator"),
+    ((False, "12.8"), "0", OLD, "CUDA_VISIBLE_DEVICES=0, but PyTorch"),
+    ((False, "12.8"), "0", "", "sees no GPU: torch.cuda.init() says why"),
+    ((False, "12.8"), "", OLD, None),  # CPU ranks
+    ((False, "12.8"), "-1", OLD, None),
+    ((False, None), "", "", None),
+    ((False, None), "0,1", "", "training on the CPU: CUDA_VISIBLE_DEVICES=0,1, but PyTorch"),
 )
 def test_a_gpu_that_cannot_be_used_is_no_reason_to_train_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: Patch,
+    caplog: Log,
     pytorch: tuple[bool, str | None],
     visible: str,
     zerorun_says: str,
@@ -199,17 +185,20 @@ def test_a_gpu_that_cannot_be_used_is_no_reason_to_train_on_the_cpu(
         assert (told or "") in caplog.text
         assert bool(caplog.records) == bool(told)
     else:
-        with pytest.raises(zerorun.DeviceError, match=told):
-            decide()
+        raises(zerorun.DeviceError, told, decide)
         assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    ("visible", "count", "chosen"),
-    [("0", 1, 0), ("GPU-ab", 1, 0), ("4,5,6,7", 4, 2), (None, 1, None), ("0,1", 2, None)],
+@each(
+    "visible count chosen",
+    ("0", 1, 0),
+    ("GPU-ab", 1, 0),
+    ("4,5,6,7", 4, 2),
+    (None, 1, None),
+    ("0,1", 2, None),
 )
 def test_the_only_gpu_that_a_scheduler_shows_is_the_ranks(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int, chosen: int | None
+    monkeypatch: Patch, visible: str | None, count: int, chosen: int | None
 ) -> None:
     monkeypatch.setattr(device, "_why_no_gpu", lambda: "")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -219,8 +208,7 @@ def test_the_only_gpu_that_a_scheduler_shows_is_the_ranks(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("LOCAL_RANK", "2")
     if chosen is None:
-        with pytest.raises(zerorun.ConfigError, match="start at most one rank per GPU"):
-            device.local_device()
+        raises(zerorun.ConfigError, "start at most one rank per GPU", device.local_device)
     else:
         assert device.local_device() == torch.device("cuda", chosen)
 

@@ -1,13 +1,11 @@
 """Models out of checkpoints, without a job; cases/checkpoints.py has more."""
 
-import json
 import runpy
-from pathlib import Path
 
-import pytest
 import safetensors.torch
 import torch
 import zerorun
+from prelude import *
 from safetensors import safe_open
 from safetensors.torch import load_file
 from zerorun.consolidate import fp32_state_dict, lazy_state_dict, main, save_model
@@ -48,21 +46,18 @@ def test_files_have_the_size_and_dtype_that_are_asked_for(runs: Path, tmp_path: 
         assert torch.equal(value, wanted), name
 
 
-def test_a_model_in_other_parts_does_not_stay_beside_the_new_one(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_a_model_in_other_parts_stays_not_beside_a_new_one(runs: Path, tmp_path: Path) -> None:
     def save(**options: object) -> list[str]:
         return save_model(runs / "stage3-fp32-2", tmp_path, safe_serialization=True, **options)
 
     whole = save()
     assert save() == whole  # the same files again
-    with pytest.raises(zerorun.ConfigError, match=r"has model\.safetensors, which would not be"):
-        save(max_shard_size="300B")
+    told = "has model.safetensors, which would not be"
+    raises(zerorun.ConfigError, told, save, max_shard_size="300B")
     assert [str(path) for path in tmp_path.iterdir()] == whole
     Path(whole[0]).unlink()
     parts = save(max_shard_size="300B")
-    with pytest.raises(zerorun.ConfigError, match="has model-00001-of-"):
-        save()
+    raises(zerorun.ConfigError, "has model-00001-of-", save)
     assert sorted(str(path) for path in tmp_path.iterdir()) == sorted(parts)
 
 
@@ -72,9 +67,7 @@ def test_pickled_files_keep_ties(runs: Path, tmp_path: Path) -> None:
     assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
 
 
-def test_the_command_writes_files_and_names_what_is_not_there(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_files_or_fails(runs: Path, tmp_path: Path, capsys: Capture) -> None:
     options = ["--safe_serialization", "--max_shard_size", "300B"]
     assert main([str(runs / "stage2-fp32-2"), str(tmp_path / "model"), *options]) == 0
     files = capsys.readouterr().out.splitlines()
@@ -93,11 +86,10 @@ def test_a_lazy_state_dict_reads_what_is_used(runs: Path) -> None:
 def test_sizes() -> None:
     assert [nbytes_of(size) for size in ("5GB", "2 MiB", 7)] == [5 * 10**9, 2 << 20, 7]
     for size in ("5 GG", "", "-3MB", 0):
-        with pytest.raises(zerorun.ConfigError, match="expected bytes, or text as '5GB'"):
-            nbytes_of(size)
+        raises(zerorun.ConfigError, "expected bytes, or text as '5GB'", nbytes_of, size)
 
 
-@pytest.mark.parametrize("name", ["mixed.safetensors", "exported.safetensors"])
+@each("name", "mixed.safetensors", "exported.safetensors")
 def test_safetensors_files_of_the_cpp_tests_are_what_their_script_writes(name: str) -> None:
     """And what the reference package reads: safetensors_export_test.cc demands that zerorun writes
     exported.safetensors byte for byte."""
@@ -144,55 +136,51 @@ def shown(source: Source) -> str:
     return " ".join([*names, "|", *source.buffers])
 
 
-@pytest.mark.parametrize(
-    ("tensors", "given", "expected", "aliases", "texts"),
-    [
-        pytest.param(
-            "head=numbers/ embedding=numbers+/ fixed=others/ again=others/ table=numbers n=count",
-            {},
-            "embedding+ fixed | table n",
-            {"head": "embedding", "again": "fixed"},
-            ["buffers: table, n (", "same: head = embedding, again = fixed ("],
-            id="among tensors in parts, buffers are whole, and ties have the same values",
-        ),
-        pytest.param(
-            "norm=ones+/ bias=zeros+/ fixed=ones/ free=zeros/ one=numbers+/ two=numbers+/ h=half/"
-            " f=flat/",
-            {},
-            "norm+ bias+ fixed free one+ two+ h f |",
-            {},
-            [],
-            id="ones and zeros, other dtypes and shapes, and two that are trained are no ties",
-        ),
-        pytest.param(
-            "w=numbers+ n.running_mean=flat n.num_batches_tracked=count rest=flat bytes=packed",
-            {},
-            "w+ rest bytes | n.running_mean n.num_batches_tracked",
-            {},
-            ["buffers: n.running_mean, ", "frozen parameters: rest, bytes (--tensor NAME=buffer"],
-            id="of whole tensors, only counts and statistics are known to be buffers",
-        ),
-        pytest.param(
-            "embedding=numbers/ head=numbers/ fixed=others/ bytes=packed/",
-            {"fix*": "frozen"},
-            "embedding+ fixed bytes |",
-            {"head": "embedding"},
-            ["same: head = embedding (", "2 tensors are taken as parameters"],
-            id="without states, all of floating point counts as trained",
-        ),
-        pytest.param(
-            "embedding=numbers+ copy=numbers norm=ones again=ones rope.0.a=flat rope.1.a=flat",
-            {"copy": "frozen", "rope.*": "buffer", "again": "norm"},
-            "embedding+ copy norm | rope.0.a rope.1.a",
-            {"again": "norm"},
-            [],
-            id="what is given comes first",
-        ),
-    ],
+@each(
+    "tensors given expected aliases texts",
+    pytest.param(
+        "head=numbers/ embedding=numbers+/ fixed=others/ again=others/ table=numbers n=count",
+        {},
+        "embedding+ fixed | table n",
+        {"head": "embedding", "again": "fixed"},
+        ["buffers: table, n (", "same: head = embedding, again = fixed ("],
+        id="among tensors in parts, buffers are whole, and ties have the same values",
+    ),
+    pytest.param(
+        "norm=ones+/ bias=zeros+/ fixed=ones/ free=zeros/ one=numbers+/ two=numbers+/ h=half/"
+        " f=flat/",
+        {},
+        "norm+ bias+ fixed free one+ two+ h f |",
+        {},
+        [],
+        id="ones and zeros, other dtypes and shapes, and two that are trained are no ties",
+    ),
+    pytest.param(
+        "w=numbers+ n.running_mean=flat n.num_batches_tracked=count rest=flat bytes=packed",
+        {},
+        "w+ rest bytes | n.running_mean n.num_batches_tracked",
+        {},
+        ["buffers: n.running_mean, ", "frozen parameters: rest, bytes (--tensor NAME=buffer"],
+        id="of whole tensors, only counts and statistics are known to be buffers",
+    ),
+    pytest.param(
+        "embedding=numbers/ head=numbers/ fixed=others/ bytes=packed/",
+        {"fix*": "frozen"},
+        "embedding+ fixed bytes |",
+        {"head": "embedding"},
+        ["same: head = embedding (", "2 tensors are taken as parameters"],
+        id="without states, all of floating point counts as trained",
+    ),
+    pytest.param(
+        "embedding=numbers+ copy=numbers norm=ones again=ones rope.0.a=flat rope.1.a=flat",
+        {"copy": "frozen", "rope.*": "buffer", "again": "norm"},
+        "embedding+ copy norm | rope.0.a rope.1.a",
+        {"again": "norm"},
+        [],
+        id="what is given comes first",
+    ),
 )
-def test_kinds(
-    tensors: str, given: dict[str, str], expected: str, aliases: dict[str, str], texts: list[str]
-) -> None:
+def test_kinds(tensors: str, given: Any, expected: str, aliases: Any, texts: list[str]) -> None:
     source, before = source_of(tensors), source_of(tensors).parameters
     told = settle(source, given)
     assert (shown(source), source.aliases) == (expected, aliases)
@@ -206,19 +194,16 @@ def test_other_sources_say_themselves_what_is_a_buffer() -> None:
     assert shown(source) == "w+ calls |"
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"heed": "buffer"}, "no such parameter; nearest: head"),
-        ({"body": "buffer"}, "body has optimizer states, so it is a trained parameter"),
-        ({"head": "bufer"}, "expected buffer, frozen, or the name of the parameter"),
-        ({"head": "head"}, "expected buffer, frozen, or the name of the parameter"),
-        ({"head": "body"}, "head and body differ in values, shape or dtype"),
-        ({"head": "same", "same": "buffer"}, "head=same: which is buffer itself"),
-    ],
+@each(
+    "given message",
+    ({"heed": "buffer"}, "no such parameter; nearest: head"),
+    ({"body": "buffer"}, "body has optimizer states, so it is a trained parameter"),
+    ({"head": "bufer"}, "expected buffer, frozen, or the name of the parameter"),
+    ({"head": "head"}, "expected buffer, frozen, or the name of the parameter"),
+    ({"head": "body"}, "head and body differ in values, shape or dtype"),
+    ({"head": "same", "same": "buffer"}, "head=same: which is buffer itself"),
 )
 def test_what_cannot_be_is_an_error(given: dict[str, str], message: str) -> None:
     source = source_of("body=numbers+ head=others same=others")
-    with pytest.raises(zerorun.ConfigError, match=message):
-        settle(source, given)
+    raises(zerorun.ConfigError, message, settle, source, given)
     assert shown(source) == "body+ head same |"

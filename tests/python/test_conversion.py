@@ -1,17 +1,11 @@
 """zerorun ckpt import and export, which are engines of one rank: here this process."""
 
-import json
-import shutil
-import tarfile
 import warnings
-import zipfile
-from collections.abc import Callable
-from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import zerorun
+from prelude import *
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from uneven_model import CONTINUED, SAVED_AFTER, config_of, groups_of, loss_of, make_model, rows_of
@@ -56,8 +50,7 @@ def started(
 def refuses_to_load(engine: zerorun.ZeroEngine, folder: Path, text: str, **keys: object) -> None:
     """With this error, and changes nothing."""
     before = engine._core.parameter_hash()
-    with pytest.raises(zerorun.CheckpointError, match=text):
-        engine.load_checkpoint(folder, **keys)
+    raises(zerorun.CheckpointError, text, engine.load_checkpoint, folder, **keys)
     assert engine._core.parameter_hash() == before
 
 
@@ -71,9 +64,7 @@ def continued(engine: zerorun.ZeroEngine) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "bound"), [("stage1-fp32-3", "fp32", 1e-6), ("stage3-bf16-2", "bf16", 1e-2)]
-)
+@each("name dtype bound", ("stage1-fp32-3", "fp32", 1e-6), ("stage3-bf16-2", "bf16", 1e-2))
 def test_an_imported_checkpoint_goes_on_as_there(
     runs: Path, tmp_path: Path, name: str, dtype: str, bound: float
 ) -> None:
@@ -84,10 +75,8 @@ def test_an_imported_checkpoint_goes_on_as_there(
     assert continued(engine) == pytest.approx(losses_of(runs / name), rel=bound)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_an_imported_folder_of_fsdp2_goes_on_as_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, stage: int
-) -> None:
+@each("stage", 1, 3)
+def test_an_imported_folder_of_fsdp2_goes_on(tmp_path: Path, caplog: Log, stage: int) -> None:
     """It names neither ties nor buffers, and has both."""
     with tarfile.open(Path(__file__).parent / "data" / "fsdp2_checkpoint.tar.xz") as file:
         file.extractall(tmp_path, filter="data")
@@ -111,9 +100,9 @@ def groups_of_core(engine: zerorun.ZeroEngine) -> list[dict[str, object]]:
     return [{k: v for k, v in g.items() if k != "params"} for g in engine.optimizer.param_groups]
 
 
-@pytest.mark.parametrize("kind", ["hugging_face", "stage0", "elastic"])
+@each("kind", "hugging_face", "stage0", "elastic")
 def test_settings_that_a_source_does_not_have_are_the_engines_own(
-    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+    runs: Path, tmp_path: Path, caplog: Log, kind: str
 ) -> None:
     source, own = tmp_path / "source", tmp_path / "own"
     saved = make_model().state_dict()
@@ -212,7 +201,6 @@ def test_a_tied_parameter_of_which_a_folder_has_two_values_is_an_error(tmp_path:
 
 def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
     """Adam with L2 and AdamW keep states of the same names."""
-
     adam, adamw = ({"type": "Adam", "params": {"adam_w_mode": mode}} for mode in (False, True))
     engine = started(1, schedule=True, optimizer=adam)
     engine.backward(loss_of(engine, rows_of(0, 0, 1)))
@@ -230,7 +218,7 @@ def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
         assert engine._core.step_count == 1
 
 
-@pytest.mark.parametrize("through", ["directly", "through zerorun"])
+@each("through", "directly", "through zerorun")
 def test_torch_goes_on_from_an_exported_folder(runs: Path, tmp_path: Path, through: str) -> None:
     run = source = runs / "stage2-fp32-2"
     if through == "through zerorun":
@@ -258,9 +246,7 @@ def test_torch_goes_on_from_an_exported_folder(runs: Path, tmp_path: Path, throu
     assert losses == pytest.approx(losses_of(run), rel=1e-6)
 
 
-def test_what_cannot_be_converted_is_one_line(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_converted_is_one_line(runs: Path, tmp_path: Path, capsys: Capture) -> None:
     run = runs / "stage1-fp32-1"
     for command, source, options, code, message in (
         ("import", tmp_path, "", 1, "no checkpoint of DeepSpeed, Hugging Face or"),
@@ -280,9 +266,9 @@ def contents_of(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("place", ["", "global_step*", "the folder above, without latest"])
+@each("place", "", "global_step*", "the folder above, without latest")
 def test_an_import_into_its_own_source_is_refused_and_changes_nothing(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+    runs: Path, tmp_path: Path, capsys: Capture, place: str
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "stage1-fp32-1", run)
@@ -297,9 +283,7 @@ def test_an_import_into_its_own_source_is_refused_and_changes_nothing(
     assert contents_of(run) == before
 
 
-def test_a_damaged_checkpoint_is_not_exported_for_torch(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_not_exported(runs: Path, tmp_path: Path, capsys: Capture) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(runs / "stage2-fp32-2", run)
     file = max(run.rglob("*optim_states.pt"), key=lambda path: path.stat().st_size)
@@ -313,11 +297,11 @@ def test_a_damaged_checkpoint_is_not_exported_for_torch(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("states", [3, {"step": {"tensor": "x"}}])
+@each("states", 3, {"step": {"tensor": "x"}})
 def test_states_of_no_parameter_are_checked_before_anything_is_loaded(states: object) -> None:
     groups = [{"lr": 0.1}, {"lr": 0.1, COMMON_STATES: states}]
-    with pytest.raises(zerorun.CheckpointError, match="parameter group 1: zerorun_common_states"):
-        check_groups(groups, "here", external=True)
+    told = "parameter group 1: zerorun_common_states"
+    raises(zerorun.CheckpointError, told, check_groups, groups, "here", external=True)
     groups[1][COMMON_STATES] = {"step": {"tensor": [1.0, 2.0]}, "k": 3}
     check_groups(groups, "here", external=True)
     assert common_states(groups[1], "here")["step"].tolist() == [1.0, 2.0]

@@ -3,13 +3,7 @@
 make_deepspeed_golden.py has written what DeepSpeed itself computes.
 """
 
-import json
-import re
-import shutil
-from pathlib import Path
-
-import pytest
-from ranks import HERE, ROOT, launch, passed, shell, torch_python, transformers_python
+from prelude import *
 
 DATA = HERE / "data" / "deepspeed_curves.json"
 ECOSYSTEM = HERE.parent / "ecosystem"
@@ -53,7 +47,7 @@ HALF = STEPS // 2
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: Folders) -> Path:
     copy = tmp_path_factory.mktemp("curves") / "scripts"
     return shutil.copytree(ROOT / "examples" / "python", copy)
 
@@ -111,7 +105,6 @@ def test_accelerate_and_lora(folder: Path) -> None:
 
 
 def test_trainer_divides_sequences(tmp_path: Path) -> None:
-    """Two ranks for each sequence."""
     program = [ECOSYSTEM / "program.py", "ulysses_trainer", "stage3"]
     script = ["--deepspeed_compat", *program, "--figures", tmp_path / "figures.json"]
     passed(launch(2, *script, cwd=tmp_path, **transformers_python()))

@@ -8,19 +8,12 @@ ranks all the same.
 """
 
 import random
-import re
-import shutil
-import signal
 import sys
 import textwrap
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 import test_deepspeed_curves
 import test_examples
-from ranks import BUILD, ROOT, passed, shell, torch_python, transformers_python
+from prelude import *
 from zerorun import explain
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -51,7 +44,7 @@ def anchors_of(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", *PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page)):
@@ -222,16 +215,14 @@ def test_other_lines_of_shell_blocks_build_zerorun() -> None:
 def test_the_page_about_installing_lists_what_dev_installs_to_build() -> None:
     lines = commands_of_document(ROOT / "docs" / "install.md")
     listed = next(line for line in lines if line.startswith("apt-get install ")).split()[2:]
-    arrays = re.findall(
-        r"^readonly (?:run|build)_packages=\((.*?)\)", DEV, re.DOTALL | re.MULTILINE
-    )
+    arrays = re.findall(r"^readonly (?:run|build)_packages=\((.*?)\)", DEV, re.S | re.M)
     installed = {word for array in arrays for word in array.split() if word[0] not in '"$'}
     # What users have, and what only tests and benchmarks need.
     unlisted = {"ccache", "git", "python3", "libgtest-dev", "libgmock-dev", "libbenchmark-dev"}
     assert set(listed) == installed - unlisted
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in RUN_ELSEWHERE])
+@each("command", *[c for c in COMMANDS if c not in RUN_ELSEWHERE])
 def test_a_command_runs_as_it_is_written(command: str, folder: Path) -> None:
     of_hugging_face = "accelerate" in command or "trainer.py" in command
     python = transformers_python() if of_hugging_face else torch_python()
@@ -285,35 +276,33 @@ def test_texts_with_values_are_explained_by_their_entry() -> None:
     assert len(wrong) <= 3, wrong
 
 
-@pytest.mark.parametrize(
-    ("text", "anchor"),
-    [
-        ("ValueError: could not convert string to float: 'abc'", None),
-        ("torch.distributed.elastic.errors.ChildFailedError: train.py FAILED", None),
-        ("AttributeError: 'Model' object has no attribute 'encode'", None),
-        ("ModuleNotFoundError: No module named 'zerorun'", "program"),
-        ("RuntimeError: mat1 and mat2 must have the same dtype, but got A and B", "parameters"),
-        ("ValueError: Please correct the following DeepSpeed config values that", "contradiction"),
-        ("--num_gpus 'two': expected a number from 1 to 1024, auto, gpu or cpu", "command-line"),
-        ("--include 'localhost:7' names slot 7, but this host has 2 CPU slots (0 to 1)", "hosts"),
-        ("zerorun ckpt show: nofolder: No such file or directory", "checkpoint-missing"),
-        ("--data: cannot open nofolder: No such file or directory", "train-data"),
-        ("RuntimeError: CUDA error: invalid device ordinal", "gpu-missing"),
-        ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "gpu-memory"),
-        ("OSError: [Errno 98] Address already in use", "meeting"),
-        ("nothing answers: the host is down, has another address, or a firewall", "meeting"),
-        ("warning: rank 3 (host b) is waited for: 12 % of the time, spent loading", "straggler"),
-        ("UserWarning: step() without a backward since the last one: nothing", "engine-calls"),
-        ("RuntimeError: size mismatch, got input (32), mat (32x8), vec (0)", "empty-parameters"),
-        ("The size of tensor a (16) must match the size of tensor b (0)", "empty-parameters"),
-        ("The size of tensor a (16) must match the size of tensor b (8)", None),
-        ("AssertionError: No inf checks were recorded for this optimizer.", "clipping"),
-        ("me@b: Permission denied (publickey).", "hosts"),
-        ("[zerorun] error: rank 1 failed: ranks diverged", "diverged"),
-        ("zerorun._C.CommError: ranks diverged: rank 0 (pid 15018 on vm) calls", "diverged"),
-        ('batch sizes: "auto", the program', "wrong-value"),
-        ("offload_states: got device cuda,", "deepspeed-name"),
-    ],
+@each(
+    "text anchor",
+    ("ValueError: could not convert string to float: 'abc'", None),
+    ("torch.distributed.elastic.errors.ChildFailedError: train.py FAILED", None),
+    ("AttributeError: 'Model' object has no attribute 'encode'", None),
+    ("ModuleNotFoundError: No module named 'zerorun'", "program"),
+    ("RuntimeError: mat1 and mat2 must have the same dtype, but got A and B", "parameters"),
+    ("ValueError: Please correct the following DeepSpeed config values that", "contradiction"),
+    ("--num_gpus 'two': expected a number from 1 to 1024, auto, gpu or cpu", "command-line"),
+    ("--include 'localhost:7' names slot 7, but this host has 2 CPU slots (0 to 1)", "hosts"),
+    ("zerorun ckpt show: nofolder: No such file or directory", "checkpoint-missing"),
+    ("--data: cannot open nofolder: No such file or directory", "train-data"),
+    ("RuntimeError: CUDA error: invalid device ordinal", "gpu-missing"),
+    ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "gpu-memory"),
+    ("OSError: [Errno 98] Address already in use", "meeting"),
+    ("nothing answers: the host is down, has another address, or a firewall", "meeting"),
+    ("warning: rank 3 (host b) is waited for: 12 % of the time, spent loading", "straggler"),
+    ("UserWarning: step() without a backward since the last one: nothing", "engine-calls"),
+    ("RuntimeError: size mismatch, got input (32), mat (32x8), vec (0)", "empty-parameters"),
+    ("The size of tensor a (16) must match the size of tensor b (0)", "empty-parameters"),
+    ("The size of tensor a (16) must match the size of tensor b (8)", None),
+    ("AssertionError: No inf checks were recorded for this optimizer.", "clipping"),
+    ("me@b: Permission denied (publickey).", "hosts"),
+    ("[zerorun] error: rank 1 failed: ranks diverged", "diverged"),
+    ("zerorun._C.CommError: ranks diverged: rank 0 (pid 15018 on vm) calls", "diverged"),
+    ('batch sizes: "auto", the program', "wrong-value"),
+    ("offload_states: got device cuda,", "deepspeed-name"),
 )
 def test_a_text_gets_its_own_entry_or_none(text: str, anchor: str | None) -> None:
     found = explain.explain(text)

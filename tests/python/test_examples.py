@@ -5,14 +5,7 @@ bench/ starts.
 tests/ecosystem/test_ecosystem.py runs recipes that need more packages.
 """
 
-import json
-import os
-import re
-import shutil
-from pathlib import Path
-
-import pytest
-from ranks import BUILD, ROOT, passed, ran, shell, torch_python, transformers_python
+from prelude import *
 
 STEPS, RECIPES = ROOT / "examples" / "steps", ROOT / "examples" / "recipes"
 LOOP = "zerorun --num_gpus 2 loop.py --stage 3"
@@ -50,7 +43,6 @@ def test_a_ddp_script_with_and_without_local_rank_and_sharded(folder: Path) -> N
 
 
 def command_of(path: Path) -> list[str]:
-    """The commands of a heading."""
     return re.findall(r"^(?:zerorun|python) .*$", path.read_text().split('"""')[1], re.MULTILINE)
 
 
@@ -125,7 +117,7 @@ exec() {{ zerorun --dry_run "${{@:2}}"; }}; export -f exec
     assert {"CROSS_RANK=1", "CROSS_SIZE=2"} <= set(job.stdout.split())
 
 
-@pytest.mark.parametrize("program", BENCHMARKS, ids=lambda path: str(path.relative_to(ROOT)))
+@each("program", *BENCHMARKS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_benchmark_tells_its_options(program: Path, tmp_path: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     python = Path(torch_python()["VIRTUAL_ENV"]) / "bin" / "python"

@@ -7,18 +7,13 @@ ZERORUN_CUDA_VERSIONS="12.8 12.9 13.0".
 """
 
 import ctypes
-import os
-import re
 import struct
-import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-import pytest
-from ranks import BUILD, ROOT, ZERORUN, output_of, passed, ran
+from prelude import *
 
 CONTAINER = struct.pack("<I", 0xBA55ED50)
 PTX, ELF = 1, 2
@@ -152,7 +147,7 @@ LIBRARIES = ("libzerorun_cuda.so", "libzerorun_train_cuda.so")
 CUDA_12 = (0x33, 7)
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
+@each("name", *LIBRARIES)
 def test_drivers_of_cuda_12_load_all_code(name: str) -> None:
     found = images_of(BUILD / "lib" / name)
     if "for drivers of CUDA 12" not in passed(ran([ZERORUN, "env"])).stdout:
@@ -167,7 +162,7 @@ def test_drivers_of_cuda_12_load_all_code(name: str) -> None:
             assert tuple(image.code[7:9]) == CUDA_12
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
+@each("name", *LIBRARIES)
 def test_kernels_keep_what_they_work_on_in_registers(name: str) -> None:
     assert len(checked_kernels(images_of(BUILD / "lib" / name))) >= 6
 
@@ -247,7 +242,7 @@ def options_for(version: str, folder: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("version", os.environ.get("ZERORUN_CUDA_VERSIONS", "").split() or [""])
+@each("version", *os.environ.get("ZERORUN_CUDA_VERSIONS", "").split() or [""])
 def test_kernels_compile_for_every_gpu(version: str) -> None:
     if not version:
         pytest.skip('on request: ZERORUN_CUDA_VERSIONS="12.8 12.9 13.0"')

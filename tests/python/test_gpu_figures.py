@@ -1,20 +1,14 @@
 """bench/gpu/peers.py on a CPU: that it runs and says what it found, not how fast anything is."""
 
 import gzip
-import importlib
-import json
-import re
-import subprocess
-from pathlib import Path
 
-import pytest
-from ranks import BUILD, ROOT, ran, torch_python, transformers_python
+from prelude import *
 from zerorun import _C
 
 FIGURE = re.compile(r"(.*): [\d.]+ \(target at (?:least|most) [\d.]+: (\w+)\)")
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
+def run(*options: str) -> Ended:
     script, program = ROOT / "bench" / "gpu" / "peers.py", BUILD / "bench" / "gpu" / "bench_gpu"
     python = Path(torch_python()["VIRTUAL_ENV"]) / "bin" / "python"
     return ran([python, script, program, *options])
@@ -51,7 +45,7 @@ def test_where_nothing_compiles_pytorch_runs_without() -> None:
     assert ", not compiled: " in job.stdout
 
 
-def test_the_peer_has_gpt2s_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peer_has_gpt2s_parameters(monkeypatch: Patch) -> None:
     monkeypatch.syspath_prepend(ROOT / "bench" / "gpu")
     model = importlib.import_module("gpt2").Gpt2("gpt2", 50257, 1024)
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808

@@ -1,21 +1,10 @@
 """scripts/gpu_check and gpu_first where there is no GPU: on programs that only write down their
 calls; and what they pack for other machines."""
 
-import importlib
-import os
-import re
-import shutil
-import signal
-import subprocess
-import sys
 import sysconfig
-import tarfile
-import time
-from pathlib import Path
 
-import pytest
 from gpu_machine import PROGRAM, PROGRAMS, Machine, write_program
-from ranks import ROOT, passed, ran
+from prelude import *
 
 
 @pytest.fixture
@@ -24,28 +13,25 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def verdicts(text: str) -> dict[str, str]:
-    """By step."""
     found = re.findall(r"^- ([\w ]+): (\w+)[ :]", text, re.MULTILINE)
     return {step: verdict for verdict, step in found}
 
 
-def failed(result: subprocess.CompletedProcess[str]) -> list[str]:
+def failed(result: Ended) -> list[str]:
     found = [step for step, verdict in verdicts(result.stdout).items() if verdict == "FAIL"]
     assert result.returncode == bool(found)
     return found
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "told"),
-    [
-        ("comm", 3, "nvidia-smi finds no GPU"),
-        ("--bogus", 2, "--prebuilt DIR"),
-        ("--seconds 1.5", 2, "--prebuilt DIR"),
-        ("--python python9", 2, "--prebuilt DIR"),
-        ("devices", 2, "got devices, expected some of device nccl"),
-    ],
+@each(
+    "options code told",
+    ("comm", 3, "nvidia-smi finds no GPU"),
+    ("--bogus", 2, "--prebuilt DIR"),
+    ("--seconds 1.5", 2, "--prebuilt DIR"),
+    ("--python python9", 2, "--prebuilt DIR"),
+    ("devices", 2, "got devices, expected some of device nccl"),
 )
-def test_a_call_that_cannot_be_is_told_with_its_exit_code(
+def test_a_call_that_cannot_be_is_told(
     machine: Machine, options: str, code: int, told: str
 ) -> None:
     write_program(machine.tools / "nvidia-smi", "#!/bin/sh\nexit 9\n")
@@ -89,9 +75,7 @@ def test_runs_every_check_on_packed_programs(machine: Machine) -> None:
         os.kill(process, 0)
 
 
-def test_every_layer_runs_once_and_the_most_telling_steps_first(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_layer_runs_once_what_tells_most_first(machine: Machine, monkeypatch: Patch) -> None:
     found = verdicts(passed(machine.check(script="gpu_first")).stdout)
     assert set(found.values()) == {"pass"}
     references = {"fp32_cpu1_stage0", "bf16_cpu1_stage0", "fp32_cpu2_stage0"}
@@ -163,20 +147,18 @@ SANITIZED = ["memcheck_device", "memcheck_train"]
 LONG = "norm_test.cc:7: Failure\nexpected 3, got 4" + "\n[  FAILED  ] one of many" * 40
 
 
-@pytest.mark.parametrize(
-    ("parts", "fail", "message", "verdict", "steps"),
-    [
-        ("trajectories", "--attention_workspace 0", FULL, "not run", ["attention_workspace"]),
-        ("torch comm", "torch_on_gpu", "No module named 'torch'", "not run", ["torch"]),
-        ("hf comm", "hf.py", "No module named 'transformers'", "not run", ["llama", "llama_fsdp2"]),
-        ("sanitize", "--tool memcheck", NO_DEVICE, "not run", SANITIZED),
-        ("sanitize", "--tool memcheck", "Invalid __global__ write", "FAIL", SANITIZED),
-        ("nccl", "NCCL_HOSTID", DUPLICATE, "not run", OF_NCCL),
-        ("nccl", "NCCL_HOSTID", "ncclCommSplit failed: invalid argument", "FAIL", OF_NCCL),
-        ("figures", "--part bandwidth", "0.8 (target MISSED)", "below a target", ["bandwidth"]),
-        ("figures", "--part bandwidth", "error", "FAIL", ["bandwidth"]),
-        ("train_kernels comm", "test_gpu_train", LONG, "FAIL", ["train_kernels"]),
-    ],
+@each(
+    "parts fail message verdict steps",
+    ("trajectories", "--attention_workspace 0", FULL, "not run", ["attention_workspace"]),
+    ("torch comm", "torch_on_gpu", "No module named 'torch'", "not run", ["torch"]),
+    ("hf comm", "hf.py", "No module named 'transformers'", "not run", ["llama", "llama_fsdp2"]),
+    ("sanitize", "--tool memcheck", NO_DEVICE, "not run", SANITIZED),
+    ("sanitize", "--tool memcheck", "Invalid __global__ write", "FAIL", SANITIZED),
+    ("nccl", "NCCL_HOSTID", DUPLICATE, "not run", OF_NCCL),
+    ("nccl", "NCCL_HOSTID", "ncclCommSplit failed: invalid argument", "FAIL", OF_NCCL),
+    ("figures", "--part bandwidth", "0.8 (target MISSED)", "below a target", ["bandwidth"]),
+    ("figures", "--part bandwidth", "error", "FAIL", ["bandwidth"]),
+    ("train_kernels comm", "test_gpu_train", LONG, "FAIL", ["train_kernels"]),
 )
 def test_what_fails_is_in_the_report_and_the_rest_runs(
     machine: Machine, parts: str, fail: str, message: str, verdict: str, steps: list[str]
@@ -250,12 +232,8 @@ def test_a_dry_run_names_every_command_and_runs_none(machine: Machine) -> None:
     assert not machine.out.exists()
 
 
-@pytest.mark.parametrize(
-    ("script", "number"), [("gpu_check", signal.SIGINT), ("gpu_first", signal.SIGTERM)]
-)
-def test_an_interrupted_run_ends_its_program_and_keeps_what_it_has(
-    machine: Machine, script: str, number: signal.Signals
-) -> None:
+@each("script number", ("gpu_check", signal.SIGINT), ("gpu_first", signal.SIGTERM))
+def test_an_interrupted_run_keeps_what_it_has(machine: Machine, script: str, number: int) -> None:
     settings = {"script": script, "HANG": "test_gpu_train", "MESSAGE": "half a suite"}
     job = machine.start("--out", machine.out, "--prebuilt", machine.pack(), **settings)
     logs = machine.root / "build" / "gpu" / "logs"

@@ -1,13 +1,7 @@
 """Training on several hosts: network namespaces, each with an address and a loopback of its own."""
 
-import json
-import os
-import signal
-from concurrent.futures import ThreadPoolExecutor
-
-import pytest
 from host_namespaces import Hosts, rank_environment, why_not
-from ranks import BUILD, cases_in, environment, passed, piped, ran, torch_python, write_small_job
+from prelude import *
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

@@ -2,18 +2,8 @@
 real shells, and `zerorun help`."""
 
 import io
-import json
-import os
-import re
-import shutil
-import signal
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
-import pytest
-from ranks import ZERORUN, passed, ran
+from prelude import *
 from terminal import Terminal
 from zerorun import conversion, top
 from zerorun.command_line import ProgressBar
@@ -32,8 +22,6 @@ print(json.dumps([[os.environ[name] for name in names], sys.argv[1:], sys.path])
 # This environment, without what an outer job or virtual environment says.
 HIDDEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "VIRTUAL_ENV", "PYTHONPATH", "OMP_NUM_THREADS")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in HIDDEN}
-
-
 COMMAND = [str(ZERORUN), "--accelerator", "cpu"]  # options and a program follow
 
 
@@ -58,22 +46,18 @@ print(vars(parser.parse_args()), os.environ["LOCAL_RANK"])
 """
 
 
-@pytest.mark.parametrize(
-    ("option", "arguments", "told"),
-    [
-        ("--local_rank", [], "{'local_rank': '0'} 0\n"),
-        ("--local-rank", [], "{'local_rank': '0'} 0\n"),
-        ("--lr", ["--lr=1"], "{'lr': '1'} 0\n"),
-    ],
+@each(
+    "option arguments told",
+    ("--local_rank", [], "{'local_rank': '0'} 0\n"),
+    ("--local-rank", [], "{'local_rank': '0'} 0\n"),
+    ("--lr", ["--lr=1"], "{'lr': '1'} 0\n"),
 )
 def test_a_parser_gets_local_rank_in_its_spelling_or_not(launch, option, arguments, told):
     assert launch("train.py", *arguments, program=STRICT.format(option)).stdout == told
 
 
-@pytest.mark.parametrize("words", [["--module", "my.train"], ["my/train.py"]])
-def test_modules_and_scripts_get_local_rank_and_import_from_the_working_directory(
-    tmp_path, launch, words
-):
+@each("words", ["--module", "my.train"], ["my/train.py"])
+def test_modules_and_scripts_get_local_rank_and_import_from_the_folder(tmp_path, launch, words):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "train.py").write_text(REPORT)
     result = passed(launch("--num_gpus", 2, *words, "--num_gpus", "7", "x"))
@@ -102,7 +86,7 @@ named.wait()
 """
 
 
-@pytest.mark.parametrize("destroyed", [False, True])
+@each("destroyed", False, True)
 def test_a_program_with_a_process_group_waits_for_its_threads(launch, destroyed):
     program = LATE_THREAD.format(destroyed=destroyed)
     assert launch("train.py", program=program).stdout == "finished\n"
@@ -160,8 +144,6 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def terminal(tmp_path):
-    """Starts a program on two ranks, on a terminal."""
-
     def start(program):
         (tmp_path / "train.py").write_text(program)
         return Terminal([*COMMAND, "--num_gpus", "2", "train.py"], tmp_path, ENVIRONMENT)
@@ -187,7 +169,7 @@ def test_control_c_on_a_terminal_lets_ranks_save(terminal):
     assert all(f"saved {rank}" in started.text for rank in range(2))
 
 
-@pytest.mark.parametrize("arguments", ["version", "--help", "plan --model gpt2"])
+@each("arguments", "version", "--help", "plan --model gpt2")
 def test_output_that_a_full_disk_takes_is_an_error(arguments):
     result = ran(["bash", "-c", f"{ZERORUN} {arguments} >/dev/full"])
     assert result.returncode == 1
@@ -207,7 +189,6 @@ complete -p zerorun
 """
 FISH = 'zerorun completion fish | source; complete --do-complete "$argv[1]"'
 
-
 ON_PATH = {**os.environ, "PATH": f"{ZERORUN.parent}:{os.environ['PATH']}", "TERM": "dumb"}
 
 
@@ -217,16 +198,14 @@ def printed(*command: str) -> list[str]:
     return job.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("zerorun ver", ["version"]),
-        ("zerorun ckpt ver", ["verify"]),
-        ("zerorun --accelerator ", ["auto", "cpu", "cuda"]),
-        ("zerorun --accelerator=c", ["cpu", "cuda"]),  # behind the '=', where bash cuts
-        ("zerorun --num_gpus 2 train --dt", ["--dtype"]),
-        ("zerorun my_script", [""]),  # then bash completes files
-    ],
+@each(
+    "line expected",
+    ("zerorun ver", ["version"]),
+    ("zerorun ckpt ver", ["verify"]),
+    ("zerorun --accelerator ", ["auto", "cpu", "cuda"]),
+    ("zerorun --accelerator=c", ["cpu", "cuda"]),  # behind the '=', where bash cuts
+    ("zerorun --num_gpus 2 train --dt", ["--dtype"]),
+    ("zerorun my_script", [""]),  # then bash completes files
 )
 def test_bash_completes(line: str, expected: list[str]) -> None:
     *found, rule = printed("bash", "--norc", "-c", BASH, "bash", line)
@@ -234,21 +213,17 @@ def test_bash_completes(line: str, expected: list[str]) -> None:
     assert rule == "complete -o bashdefault -o default -F _zerorun zerorun"
 
 
-@pytest.mark.parametrize(
-    ("tool", "help_of"),
-    [
-        ("report", lambda: report.main(["--help"])),
-        ("monitor", lambda: monitor.main(["--help"])),
-        ("top", lambda: top.main(["--help"])),
-        ("explain", lambda: explain.main(["--help"])),
-        ("tune", lambda: tune.parse(["--command=x", "--help", "--", "train"])),
-        ("ckpt import", lambda: conversion.main(["import", "--help"])),
-        ("ckpt export", lambda: conversion.main(["export", "--help"])),
-    ],
+@each(
+    "tool help_of",
+    ("report", lambda: report.main(["--help"])),
+    ("monitor", lambda: monitor.main(["--help"])),
+    ("top", lambda: top.main(["--help"])),
+    ("explain", lambda: explain.main(["--help"])),
+    ("tune", lambda: tune.parse(["--command=x", "--help", "--", "train"])),
+    ("ckpt import", lambda: conversion.main(["import", "--help"])),
+    ("ckpt export", lambda: conversion.main(["export", "--help"])),
 )
-def test_tools_in_python_complete_the_options_that_they_have(
-    capsys: pytest.CaptureFixture[str], tool: str, help_of: Callable[[], object]
-) -> None:
+def test_tools_in_python_complete_their_options(capsys: Capture, tool: str, help_of: Any) -> None:
     with pytest.raises(SystemExit):
         help_of()
     options = re.findall(r"^ +(?:-\w(?: [A-Z]+)?, )?(--\w+)", capsys.readouterr().out, re.MULTILINE)
@@ -256,7 +231,7 @@ def test_tools_in_python_complete_the_options_that_they_have(
     assert {line.split("\t")[0] for line in found} == set(options)
 
 
-def test_a_progress_bar_is_for_terminals_and_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_bar_is_for_terminals_and_long_work(monkeypatch: Patch) -> None:
     file, terminal = io.StringIO(), io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     for written, after_s in ((file, 0.0), (terminal, 60.0)):

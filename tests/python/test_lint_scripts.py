@@ -1,11 +1,6 @@
 """The lint scripts report what breaks the rules. What is allowed, they pass in every run."""
 
-import json
-import sys
-from pathlib import Path
-
-import pytest
-from ranks import ROOT, output_of, ran
+from prelude import *
 
 SCRIPTS = ROOT / "scripts"
 
@@ -143,24 +138,20 @@ OF_BASES = " A has 16 data members with those of its base classes;"
 DERIVED = python_class_of(15, "\nclass B:\n    b: int\nclass A(x.B):")
 
 
-@pytest.mark.parametrize(
-    ("path", "code", "found"),
-    [
-        ("core/a.cc", "int x;\n" * 401, "core/a.cc:1: 401 lines"),
-        ("dev", "#!/bin/sh\n" + "true\n" * 400, "dev:1: 401 lines"),
-        ("zero/a.cc", function_of(60), None),
-        ("zero/a.cc", function_of(61), "zero/a.cc:1: f has 61 lines"),
-        ("zero/a.cc", function_of(61, "\n// size:\n"), "zero/a.cc:3: f has 61 lines"),
-        ("zero/a.h", struct_of(16), "zero/a.h:1: A has 16 data members"),
-        ("zero/a.h", derived_class(16, 0), "zero/a.h:2: A has 16 data members"),
-        ("python/a.py", python_class_of(16), "python/a.py:1: A has 16 data members"),
-        ("zero/a.h", derived_class(10, 6), "warning: zero/a.h:2:" + OF_BASES),
-        ("python/a.py", DERIVED, "warning: python/a.py:4:" + OF_BASES),
-    ],
+@each(
+    "path code found",
+    ("core/a.cc", "int x;\n" * 401, "core/a.cc:1: 401 lines"),
+    ("dev", "#!/bin/sh\n" + "true\n" * 400, "dev:1: 401 lines"),
+    ("zero/a.cc", function_of(60), None),
+    ("zero/a.cc", function_of(61), "zero/a.cc:1: f has 61 lines"),
+    ("zero/a.cc", function_of(61, "\n// size:\n"), "zero/a.cc:3: f has 61 lines"),
+    ("zero/a.h", struct_of(16), "zero/a.h:1: A has 16 data members"),
+    ("zero/a.h", derived_class(16, 0), "zero/a.h:2: A has 16 data members"),
+    ("python/a.py", python_class_of(16), "python/a.py:1: A has 16 data members"),
+    ("zero/a.h", derived_class(10, 6), "warning: zero/a.h:2:" + OF_BASES),
+    ("python/a.py", DERIVED, "warning: python/a.py:4:" + OF_BASES),
 )
-def test_budget_overrun_is_reported(
-    tmp_path: Path, path: str, code: str, found: str | None
-) -> None:
+def test_an_overrun_is_reported(tmp_path: Path, path: str, code: str, found: str | None) -> None:
     status, problems = lint("check_size.py", tmp_path, {path: code})
     assert status == (found is not None and not found.startswith("warning"))
     assert [problem[: len(found or "")] for problem in problems] == ([found] if found else [])
@@ -178,15 +169,13 @@ def house(root: Path, ceilings: dict[str, tuple[int, int]], *options: str) -> tu
     return lint("house.py", root, files | {CEILINGS: json.dumps(named)}, *options)
 
 
-@pytest.mark.parametrize(
-    ("zero", "found"),
-    [
-        ((2, 7), []),
-        ((3, 9), []),
-        ((2, 5), ["zero has 7 lines, 2 above its ceiling of 5"]),
-        ((1, 7), ["zero has 2 files, 1 above its ceiling of 1"]),
-        (None, ["zero has no ceiling"]),
-    ],
+@each(
+    "zero found",
+    ((2, 7), []),
+    ((3, 9), []),
+    ((2, 5), ["zero has 7 lines, 2 above its ceiling of 5"]),
+    ((1, 7), ["zero has 2 files, 1 above its ceiling of 1"]),
+    (None, ["zero has no ceiling"]),
 )
 def test_ceilings(tmp_path: Path, zero: tuple[int, int] | None, found: list[str]) -> None:
     ceilings = {"python/bindings": (1, 2), "removed": (1, 1)} | ({"zero": zero} if zero else {})

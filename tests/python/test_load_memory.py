@@ -2,25 +2,20 @@
 pages of files are given back."""
 
 import mmap
-import sys
-from pathlib import Path
 
-import pytest
 import torch
-from ranks import ROOT, ran
+from prelude import *
 from zerorun import host_memory
 
 PROGRAM = ROOT / "bench" / "load.py"
-LOADS = (
-    *("init/3", "engine/3", "engine/0/fp32", "engine/3/offload"),
-    *("shard/0", "shard/3", "train/0", "train/3"),
-)
+LOADS = ("init/3", "engine/3", "engine/0/fp32", "engine/3/offload")
+LOADS += ("shard/0", "shard/3", "train/0", "train/3")
 # 64 MiB, half of it one module. A busy machine adds up to 7, a load that keeps what it reads 64.
 SIZE = ("--ranks", "2", "--megabytes", "40", "--width", "1024")
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+def rows(tmp_path_factory: Folders) -> dict[str, list[int]]:
     """Of each load in MiB: the largest sum over the ranks, what is kept, a module, the limit."""
     folder = tmp_path_factory.mktemp("load")
     job = ran([sys.executable, PROGRAM, *LOADS, *SIZE], cwd=folder, timeout=300)
@@ -29,7 +24,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
     return {load: list(map(int, row)) for load, row in zip(LOADS, found, strict=True)}
 
 
-@pytest.mark.parametrize("load", LOADS)
+@each("load", *LOADS)
 def test_a_load_needs_what_is_kept_and_one_module(rows: dict[str, list[int]], load: str) -> None:
     largest_sum, kept, module, limit = rows[load]
     assert kept > module
@@ -45,7 +40,7 @@ def resident(tensor: torch.Tensor) -> int:
     return int(smaps.split("Rss:")[1].split()[0]) * 1024
 
 
-def test_pages_that_others_share_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_others_share_are_left(tmp_path: Path, monkeypatch: Patch) -> None:
     """Another thread writes beside the tensor when its pages were found to be a file's."""
     path = tmp_path / "file-of-numbers"
     path.write_bytes(bytes(4 * PAGE))
@@ -67,7 +62,7 @@ def test_pages_that_others_share_are_left(tmp_path: Path, monkeypatch: pytest.Mo
     assert float(numbers[0]) == float(numbers[-1]) == 1.0
 
 
-def test_page_locked_memory_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_locked_memory_is_left(tmp_path: Path, monkeypatch: Patch) -> None:
     path = tmp_path / "file-of-numbers"
     path.write_bytes(bytes(4 * PAGE))
     numbers = torch.from_file(str(path), shared=False, size=PAGE, dtype=torch.float32)

@@ -3,16 +3,11 @@
 Each test needs its package (`pip install tensorboard wandb`), without which it is skipped.
 """
 
-import json
-import os
 import struct
-import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
-import pytest
 from metrics_files import line
+from prelude import *
 from zerorun.metrics.files import MetricsFile
 from zerorun.monitor.__main__ import main
 
@@ -53,15 +48,13 @@ def test_tensorboards_reader_agrees_with_the_file(tmp_path: Path) -> None:
 def test_metrics_are_written_to_a_pipe(tmp_path: Path) -> None:
     path, lines = tmp_path / "pipe", []
     os.mkfifo(path)
-    reader = threading.Thread(
-        target=lambda: lines.extend(path.read_text().splitlines()), daemon=True
-    )
+    reader = threading.Thread(target=lambda: lines.append(path.read_text()), daemon=True)
     reader.start()
     file = MetricsFile(path, 0, 1, {})
     file({"step": 1})
     del file  # closes it
     reader.join()
-    assert [json.loads(line).get("step") for line in lines] == [None, 1]
+    assert [json.loads(line).get("step") for line in lines[0].splitlines()] == [None, 1]
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
@@ -75,9 +68,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     assert len(written.splitlines()) == 1 + len(lines)
 
 
-def test_a_file_that_is_replaced_is_read_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_replaced_is_read_as_it_was(tmp_path: Path, monkeypatch: Patch) -> None:
     file, other = tmp_path / "m.jsonl", tmp_path / "other.jsonl"
     lines = metrics_file(file)
     metrics_file(other)
@@ -112,9 +103,7 @@ def records(path: Path) -> Iterator[bytes]:
             record = b""
 
 
-def test_wandbs_offline_file_agrees_with_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandbs_offline_file_agrees_with_the_file(tmp_path: Path, monkeypatch: Patch) -> None:
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
@@ -126,10 +115,8 @@ def test_wandbs_offline_file_agrees_with_the_file(
     rows: dict[int, dict[str, object]] = {}
     for data in records(file):
         record = wandb_internal_pb2.Record.FromString(data)
-        row = {
-            item.key or ".".join(item.nested_key): json.loads(item.value_json)
-            for item in record.history.item
-        }
+        items = [(item.key or ".".join(item.nested_key), item) for item in record.history.item]
+        row = {key: json.loads(item.value_json) for key, item in items}
         if row:
             rows.setdefault(row["_step"], {}).update(row)
     for name, key in NAMES.items():

@@ -1,46 +1,31 @@
 """The real backend, with the real CUDA runtime in it, on drivers that it cannot use."""
 
-import os
-import shutil
-import subprocess
-from pathlib import Path
-
-import pytest
-from ranks import BUILD, ZERORUN, passed, ran
+from prelude import *
 from zerorun import _C
 
 HANGS = {"FAKE_DRIVER_HANGS": "1", "ZERORUN_DRIVER_TIMEOUT": "2"}
 NO_GPU, MISMATCH = 100, 803  # CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
 
-pytestmark = pytest.mark.skipif(
-    "no CUDA backend" in _C.why_no_cuda(), reason="this build has no CUDA backend"
-)
-
-
+HAS_NONE = "no CUDA backend" in _C.why_no_cuda()
+pytestmark = pytest.mark.skipif(HAS_NONE, reason="this build has no CUDA backend")
 TINY = ["--steps", "1", "--save", "", "--sample_tokens", "1", "--data", __file__]
 TRAIN = [BUILD / "libexec" / "zerorun" / "train", *TINY]  # the program itself, of one rank
 
 
-def run(
-    version: int, init: int, *command: str | Path, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(version: int, init: int, *command: str | Path, **variables: str) -> Ended:
     own = {"LD_LIBRARY_PATH": str(BUILD / "fake_cuda" / "old_driver")}
     own |= {"FAKE_DRIVER_VERSION": str(version), "FAKE_DRIVER_INIT": str(init)}
     return ran(command, env=os.environ | own | variables, timeout=100)
 
 
-@pytest.mark.parametrize(
-    ("version", "init", "problem"),
-    [
-        (11080, 0, "cudaErrorInsufficientDriver"),
-        (12020, NO_GPU, "cudaErrorNoDevice"),  # the driver itself is new enough
-        (12020, MISMATCH, "cudaErrorSystemDriverMismatch"),
-        (13000, MISMATCH, "cudaErrorSystemDriverMismatch"),
-    ],
+@each(
+    "version init problem",
+    (11080, 0, "cudaErrorInsufficientDriver"),
+    (12020, NO_GPU, "cudaErrorNoDevice"),  # the driver itself is new enough
+    (12020, MISMATCH, "cudaErrorSystemDriverMismatch"),
+    (13000, MISMATCH, "cudaErrorSystemDriverMismatch"),
 )
-def test_env_says_what_the_driver_is_for_and_what_is_wrong(
-    version: int, init: int, problem: str
-) -> None:
+def test_env_says_what_is_wrong_with_a_driver(version: int, init: int, problem: str) -> None:
     result = passed(run(version, init, ZERORUN, "env"))
     lines = [line for line in result.stdout.splitlines() if line.startswith("CUDA ")]
     assert any(f"for CUDA {version // 1000}.{version % 1000 // 10}, " in line for line in lines)
@@ -48,7 +33,7 @@ def test_env_says_what_the_driver_is_for_and_what_is_wrong(
     assert any(" cuBLAS" in line for line in lines), lines
 
 
-@pytest.mark.parametrize(("version", "init"), [(11080, 0), (12020, MISMATCH)])
+@each("version init", (11080, 0), (12020, MISMATCH))
 def test_train_does_not_compute_on_the_cpu_because_a_driver_fails(version: int, init: int) -> None:
     for accelerator in ("auto", "cuda"):
         result = run(version, init, *TRAIN, "--accelerator", accelerator)
@@ -100,10 +85,8 @@ def gpus_of_dev(tmp_path: Path) -> Path:
     return tmp_path / "dev"
 
 
-@pytest.mark.parametrize(("version", "init"), [(11080, 0), (12020, MISMATCH)])
-def test_other_programs_get_the_gpus_that_zerorun_cannot_use(
-    gpus_of_dev: Path, version: int, init: int
-) -> None:
+@each("version init", (11080, 0), (12020, MISMATCH))
+def test_other_programs_get_the_gpus(gpus_of_dev: Path, version: int, init: int) -> None:
     told = ["sh", "-c", 'echo "rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES"']
     command = with_two_gpus(gpus_of_dev, ZERORUN, "--no_python", *told)
     output = passed(run(version, init, *command)).stdout
@@ -127,10 +110,10 @@ WRONG = ["for CUDA 12.2", "cudaErrorSystemDriverMismatch"]
 SILENT = ["NVIDIA's driver has not said within 2 s whether a GPU can be used"]
 
 
-@pytest.mark.parametrize(
-    "options", ["", "--accelerator cuda", "--num_gpus gpu", "--num_gpus 1", "--include localhost:1"]
+@each(
+    "options", "", "--accelerator cuda", "--num_gpus gpu", "--num_gpus 1", "--include localhost:1"
 )
-@pytest.mark.parametrize("hangs", [False, True])
+@each("hangs", False, True)
 def test_ranks_compute_on_the_cpu_only_where_no_gpu_was_asked_for(
     gpus_of_dev: Path, options: str, hangs: bool
 ) -> None:

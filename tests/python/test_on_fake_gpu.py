@@ -1,9 +1,8 @@
 """Cases of PyTorch models on a GPU that is not there: see fake_torch_cuda.py."""
 
 import fake_torch_cuda
-import pytest
+from prelude import *
 from rank_jobs import CaseResults, Forks
-from ranks import HERE, ROOT, cases_in, launch, passed
 from zerorun import _C
 
 # What differs most between devices. All other cases of these files pass as well, but for modules
@@ -11,7 +10,6 @@ from zerorun import _C
 # meta device, which PyTorch's fake does not have.
 CASES = {
     "on_gpu": cases_in("on_gpu"),
-    "init_on_gpu": cases_in("init_on_gpu"),
     "loading_on_gpu": cases_in("loading_on_gpu"),
     "loading": [case for case in cases_in("loading") if "contiguous" not in case],
     "updates": cases_in("updates"),
@@ -42,13 +40,12 @@ CASES = {
 JOBS = [(file, 2, "exchange_api") for file in CASES]
 JOBS += [("loading_on_gpu", 1, "exchange_api"), ("on_gpu", 1, "function")]
 
-pytestmark = pytest.mark.skipif(
-    "no CUDA backend" in _C.why_no_cuda(), reason="this build has no CUDA backend to put on a fake"
-)
+HAS_NONE = "no CUDA backend" in _C.why_no_cuda()
+pytestmark = pytest.mark.skipif(HAS_NONE, reason="this build has no CUDA backend to put on a fake")
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def packages(tmp_path_factory: Folders) -> dict[str, dict[str, str]]:
     """A job's variables, by the way to tell PyTorch's stream."""
     return {
         streams: fake_torch_cuda.make_package(tmp_path_factory.mktemp("package"), streams)
@@ -57,9 +54,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
 
 
 @pytest.fixture(scope="module")
-def results(
-    forks: Forks, packages: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[str, str], CaseResults]:
+def results(forks: Forks, packages: Any, tmp_path_factory: Folders) -> Any:
     return {
         (file, streams): CaseResults(forks, file, tmp_path_factory.mktemp(file), cases, variables)
         for streams, variables in packages.items()
@@ -67,38 +62,31 @@ def results(
     }
 
 
-@pytest.mark.parametrize(
-    ("file", "ranks", "streams", "case"),
-    [
+@each(
+    "file ranks streams case",
+    *[
         pytest.param(*job, case, marks=pytest.mark.xdist_group(f"{job} on a GPU"))
         for job in JOBS
         for case in CASES[job[0]]
     ],
 )
-def test_case_on_a_gpu(
-    results: dict[tuple[str, str], CaseResults], file: str, ranks: int, streams: str, case: str
-) -> None:
+def test_case_on_a_gpu(results: Any, file: str, ranks: int, streams: str, case: str) -> None:
     results[file, streams].check(case, ranks)
 
 
 @pytest.fixture
 def variables(forks: Forks, packages: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Of a job whose Python has PyTorch already."""
     return forks.with_python(packages["exchange_api"])
 
 
-@pytest.mark.parametrize(
-    ("check", "ranks", "told"),
-    [
-        ("torch_on_gpu.py", 1, 24),
-        ("torch_on_gpu.py", 2, 24),
-        ("failures_on_gpu.py memory", 1, 8),
-        ("failures_on_gpu.py gather", 2, 2),
-    ],
+@each(
+    "check ranks told",
+    ("torch_on_gpu.py", 1, 24),
+    ("torch_on_gpu.py", 2, 24),
+    ("failures_on_gpu.py memory", 1, 8),
+    ("failures_on_gpu.py gather", 2, 2),
 )
-def test_the_checks_of_a_real_gpu_pass(
-    variables: dict[str, str], check: str, ranks: int, told: int
-) -> None:
+def test_the_checks_of_a_real_gpu_pass(variables: Any, check: str, ranks: int, told: int) -> None:
     script = f"{HERE}/fake_torch_cuda.py {ROOT}/tests/gpu/{check} rank"
     job = passed(launch(ranks, "--no_local_rank", *script.split(), **variables))
     assert job.stdout.count("ok: ") == told

@@ -3,18 +3,11 @@ contains: programs build and run against it."""
 
 import copy
 import inspect
-import json
-import os
-import re
-import subprocess
-import sys
 import types
-from pathlib import Path
 
-import pytest
 import torch
 import zerorun
-from ranks import BUILD, ROOT, environment, output_of, passed, ran
+from prelude import *
 from zerorun import communicator, experts, process_state
 from zerorun.model.engine_ranks import data_communicator
 from zerorun.process_state import STATE, ProcessState
@@ -36,7 +29,7 @@ def test_errors_form_the_same_tree_as_in_cpp_and_are_pythons_too() -> None:
         assert error.__doc__
 
 
-def run(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(code: str, folder: Path | None = None) -> Ended:
     variables = environment(CUDA_VISIBLE_DEVICES="")
     return passed(ran([sys.executable, "-c", code], cwd=folder, env=variables))
 
@@ -125,17 +118,6 @@ def test_python_m_zerorun_is_the_command() -> None:
     assert output_of("git", "-C", ROOT, "cat-file", "-t", told[2]) == "commit\n"
 
 
-def test_an_engine_has_pytorchs_words() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = zerorun.shard(model, stage=3, optimizer=sgd, units=torch.nn.Linear)
-    assert (engine.stage, engine.grad_norm) == (3, None)
-    engine.backward(engine(torch.ones(1, 2)).sum())
-    engine.step()
-    assert engine.grad_norm == engine.get_global_grad_norm() > 0
-    engine.destroy()
-
-
 def test_what_is_public_is_what_the_list_says() -> None:
     script = [sys.executable, ROOT / "scripts" / "public_names.py", BUILD / "bin" / "zerorun"]
     listed = json.loads((ROOT / "tests" / "public_names.json").read_text())
@@ -186,10 +168,8 @@ def test_no_module_but_process_state_keeps_anything() -> None:
         if "site" not in path.parts:  # whose names are DeepSpeed's
             found = re.findall(empty, path.read_text(), re.MULTILINE)
             kept |= {path.stem: {one or other for one, other in found}} if found else {}
-    assert kept == {
-        "module_call": {"weakref.WeakSet()"},
-        "shared_unit": {"weakref.WeakKeyDictionary()"},
-    }
+    units = {"weakref.WeakKeyDictionary()"}
+    assert kept == {"module_call": {"weakref.WeakSet()"}, "shared_unit": units}
 
 
 # --- installations ---
@@ -201,7 +181,7 @@ def cached(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prefix(tmp_path_factory: Folders) -> Path:
     prefix = tmp_path_factory.mktemp("prefix")
     for component in ("runtime", "development"):
         output_of("cmake", "--install", BUILD, "--prefix", prefix, "--component", component)
@@ -209,7 +189,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mlp(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mlp(prefix: Path, tmp_path_factory: Folders) -> Path:
     """examples/mlp, built away from this repository against the installation."""
     build = tmp_path_factory.mktemp("mlp")
     source = ROOT / "examples" / "mlp"
@@ -222,9 +202,8 @@ def test_the_cmake_package_asks_for_no_other_package(prefix: Path) -> None:
     files = list(prefix.rglob("zerorunConfig*.cmake"))
     assert len(files) >= 2
     for file in files:
-        assert not re.search(
-            r"find_dependency|fmt::|hwy::|nlohmann|xxhash|OpenMP", file.read_text()
-        )
+        others = r"find_dependency|fmt::|hwy::|nlohmann|xxhash|OpenMP"
+        assert not re.search(others, file.read_text())
 
 
 def test_an_installed_library_trains_on_two_ranks(mlp: Path, prefix: Path) -> None:

@@ -1,28 +1,16 @@
 """Programs that fail, stand still or end: what is told, and what is left."""
 
-import json
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-import pytest
 import torch
 import zerorun
-from ranks import environment, launch, passed, ran, torch_python
+from prelude import *
 from zerorun import _C
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., Ended]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs a program on ranks that have imported PyTorch."""
-
-    def run(text: str, ranks: int = 2, *options: str) -> subprocess.CompletedProcess[str]:
+    def run(text: str, ranks: int = 2, *options: str) -> Ended:
         (tmp_path / "program.py").write_text(text)
         words = [*options, "--no_local_rank", "program.py"]
         return launch(ranks, *words, cwd=tmp_path, **torch_python())
@@ -68,9 +56,7 @@ def test_half_a_job_is_an_error(run: Run) -> None:
     assert "ConfigError: WORLD_SIZE is set but RANK is not" in job.stderr
 
 
-def test_the_report_shows_the_python_stack_of_the_rank_that_is_stuck(
-    run: Run, tmp_path: Path
-) -> None:
+def test_the_report_has_the_python_stack_of_the_rank_that_hangs(run: Run, tmp_path: Path) -> None:
     stuck = STEPS.format("wait_for_a_lock_that_nobody_gives_back()")
     assert run(stuck, 3, "--log_dir", "logs", "--comm_timeout", "4").returncode == 1
     logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("rank*.log"))
@@ -186,10 +172,8 @@ print("the program's end")
 """
 
 
-@pytest.mark.parametrize("how", ["interrupted", "ends"])
-def test_only_a_program_that_ends_is_taken_apart_but_all_files_are_written(
-    tmp_path: Path, how: str
-) -> None:
+@each("how", "interrupted", "ends")
+def test_a_program_that_ends_is_taken_apart_and_files_are_written(tmp_path: Path, how: str) -> None:
     """Which takes PyTorch's modules a second of a core."""
     script, written = tmp_path / "program.py", tmp_path / "written.txt"
     script.write_text(PROGRAM)
@@ -201,13 +185,8 @@ def test_only_a_program_that_ends_is_taken_apart_but_all_files_are_written(
     assert ("KeyboardInterrupt" in result.stderr) == (how == "interrupted")
 
 
-@pytest.mark.parametrize(
-    ("last", "told"),
-    [("", "a checkpoint could not be saved: "), ("engine.destroy()", "in destroy")],
-)
-def test_a_save_that_fails_after_the_program_is_an_error(
-    tmp_path: Path, last: str, told: str
-) -> None:
+@each("last told", ("", "a checkpoint could not be saved: "), ("engine.destroy()", "in destroy"))
+def test_a_save_that_fails_after_the_end_is_an_error(tmp_path: Path, last: str, told: str) -> None:
     """Python would end with 0, and the next job would miss the checkpoint."""
     program = [sys.executable, "-c", WITHOUT_ROOM + last, str(tmp_path / "run")]
     result = ran(program, env=environment())

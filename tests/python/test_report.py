@@ -1,24 +1,15 @@
 """The report, and other readers of a run's metrics files, in whatever state they are: what they
 read, what the page holds, and whom it serves."""
 
-import contextlib
 import gc
 import http.client
-import json
-import os
-import re
 import socket
-import threading
-import time
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
 import zerorun as package
 from browser import browse
 from metrics_files import RUN, line, write
-from ranks import ROOT, ZERORUN, environment
+from prelude import *
 from terminal import Terminal
 from zerorun.metrics import MetricsFile, markdown
 from zerorun.monitor.__main__ import main as monitor_main
@@ -32,7 +23,6 @@ from zerorun.top import main as top_main
 
 
 def data(path: Path) -> dict[str, Any]:
-    """What the page has of a run."""
     (run,) = data_of([read_run(path)])["runs"]
     return run
 
@@ -58,9 +48,7 @@ def write_trace(path: Path, ranks: int = 2) -> Path:
     return path
 
 
-def test_a_timeline_is_shown_with_the_traces_own_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_timeline_is_shown_with_the_traces_own_figures(tmp_path: Path, capsys: Capture) -> None:
     path, page = write(tmp_path / "m.jsonl"), str(tmp_path / "r.html")
     assert data(path)["timeline"] is None
     trace = write_trace(tmp_path / "trace.json", ranks=10)
@@ -85,9 +73,7 @@ def test_a_timeline_is_shown_with_the_traces_own_figures(
         assert told in capsys.readouterr().err
 
 
-def test_of_a_long_timeline_the_longest_spans_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_long_timeline_the_longest_spans_are_shown(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(timeline, "MOST_SPANS", 4)
     path = write(tmp_path / "m.jsonl")
     shown = read_run(path, write_trace(tmp_path / "trace.json")).timeline
@@ -134,18 +120,14 @@ def test_what_is_skipped_and_exposed_is_said(tmp_path: Path) -> None:
     assert any("30 % of a step is spent outside" in text for text in texts)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (None, "no such file"),
-        ("\x00\xff\n\x00 garbage", "no line with a step in it"),
-        ('{"zerorun_metrics": 99, "rank": 0}\n', "of version 99"),
-        ('{"zerorun_metrics": "1"}\n', "of version 1"),
-    ],
+@each(
+    "text expected",
+    (None, "no such file"),
+    ("\x00\xff\n\x00 garbage", "no line with a step in it"),
+    ('{"zerorun_metrics": 99, "rank": 0}\n', "of version 99"),
+    ('{"zerorun_metrics": "1"}\n', "of version 1"),
 )
-def test_what_is_no_run_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, expected: str
-) -> None:
+def test_what_is_no_run_is_told(tmp_path: Path, capsys: Capture, text: Any, expected: str) -> None:
     path, page = tmp_path / "red\033[31m.jsonl", tmp_path / "out"
     if text is not None:
         path.write_text(text)
@@ -158,25 +140,23 @@ def test_what_is_no_run_is_an_error(
     assert not page.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
-    [
-        '{"step": 2, "loss": 1' + "0" * 400 + ', "comm_ms": 1e999, "memory_peak": {"a": NaN}}',
-        '{"step": 2, "loss": "x", "step_ms": null, "lr": [1], "loss_scale": "a"}',
-        '{"step": 2, "rank": -5, "collectives": {"a": ["x", 1]}, "memory_peak": [1]}',
-        "[" * 100_000,
-        '{"a":' * 100_000,
-        "true",
-        '{"zerorun_metrics": 1, "rank": "x", "world_size": "y", "run": []}',
-        '{"zerorun_metrics": 1, "run": {"config": [[1], 2], "environment": {"a": 1e999}}}',
-        '{"zerorun_metrics": 1, "world_size": 2, "run": {"parameters": 5, "config": '
-        '[["/zero_optimization/stage", "x", false], ["/optimizer/type", 5, true]]}}',
-        '{"step": 2, "lo',
-        "x" * (3 << 20),
-    ],
+    '{"step": 2, "loss": 1' + "0" * 400 + ', "comm_ms": 1e999, "memory_peak": {"a": NaN}}',
+    '{"step": 2, "loss": "x", "step_ms": null, "lr": [1], "loss_scale": "a"}',
+    '{"step": 2, "rank": -5, "collectives": {"a": ["x", 1]}, "memory_peak": [1]}',
+    "[" * 100_000,
+    '{"a":' * 100_000,
+    "true",
+    '{"zerorun_metrics": 1, "rank": "x", "world_size": "y", "run": []}',
+    '{"zerorun_metrics": 1, "run": {"config": [[1], 2], "environment": {"a": 1e999}}}',
+    '{"zerorun_metrics": 1, "world_size": 2, "run": {"parameters": 5, "config": '
+    '[["/zero_optimization/stage", "x", false], ["/optimizer/type", 5, true]]}}',
+    '{"step": 2, "lo',
+    "x" * (3 << 20),
     ids=lambda text: text[:40],
 )
-@pytest.mark.parametrize("first", [True, False])
+@each("first", True, False)
 def test_no_line_ends_a_reader(tmp_path: Path, text: str, first: bool) -> None:
     path, good = tmp_path / "m.jsonl", json.dumps(line(1))
     path.write_bytes("\n".join([text, good] if first else [good, text]).encode("latin-1") + b"\n")
@@ -228,8 +208,7 @@ def test_a_page_that_follows_its_run_is_for_this_machine_and_token(tmp_path: Pat
         path.unlink()
         assert get(figures)[0] == 503
         for port in (server.port, 99999):
-            with pytest.raises(package.IoError, match="give another --port"):
-                PageServer(str, dict, port)
+            raises(package.IoError, "give another --port", PageServer, str, dict, port)
     finally:
         server.close()
         thread.join()
@@ -264,8 +243,7 @@ def test_a_run_that_resumed_shows_its_last_course(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_that_names_the_file_and_nothing_is_written_later() -> None:
-    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
-        MetricsFile("/dev/full", 0, 2, RUN)
+    raises(OSError, "No space left on device: '/dev/full'", MetricsFile, "/dev/full", 0, 2, RUN)
     gc.collect()  # what failed to be closed would warn
 
 
@@ -284,20 +262,18 @@ def test_any_number_of_steps_becomes_some_points() -> None:
     assert (columns.skipped_count, columns.scale_falls) == (50_000, 49_999)
 
 
-def test_a_second_look_reads_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_look_reads_what_is_new(tmp_path: Path, monkeypatch: Patch) -> None:
     path = write(tmp_path / "m.jsonl", steps=3)
-    reader, parsed = RunReader(path), []
+    reader = RunReader(path)
     assert reader.look().first.columns.steps == 3
-    parse = reader_module.parse_line
-    monkeypatch.setattr(
-        reader_module, "parse_line", lambda text: parsed.append(text) or parse(text)
-    )
+    parse = mock.Mock(wraps=reader_module.parse_line)
+    monkeypatch.setattr(reader_module, "parse_line", parse)
     four, five = json.dumps(line(4)), json.dumps(line(5))
     for text, steps in ((f"{four}\n{five[:30]}", 4), (f"{five[30:]}\n", 5)):
         with path.open("a") as file:
             file.write(text)
         run = reader.look()
-        assert (run.first.columns.steps, run.bad_lines, len(parsed)) == (steps, 0, steps - 3)
+        assert (run.first.columns.steps, run.bad_lines, parse.call_count) == (steps, 0, steps - 3)
     assert read_run(path).first.columns.table() == run.first.columns.table()
     path.unlink()  # another run has taken its place
     write(path, steps=2)
@@ -330,7 +306,7 @@ def test_ranks_that_are_mixed_in_a_file_are_told_apart(tmp_path: Path) -> None:
     assert rows == ["step,train_loss", "8,1.5", "16,1.5"]
 
 
-def test_each_ranks_last_step_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_ranks_last_step_is_a_row(tmp_path: Path, capsys: Capture) -> None:
     figures = {"tokens_per_s": 12345.6, "rss_bytes": 3 << 30}
     path = write(tmp_path / "m.jsonl", steps=2000, **figures)
     write(path, rank=1, steps=1999)
@@ -339,9 +315,8 @@ def test_each_ranks_last_step_is_a_row(tmp_path: Path, capsys: pytest.CaptureFix
     assert top_main([str(path)]) == 0
     title, head, *rows = capsys.readouterr().out.splitlines()
     assert title == f"2 ranks: {path}"
-    assert {"rank", "step", "loss", "compute", "comm", "tokens/s", "memory", "ago"} <= set(
-        head.split()
-    )
+    shown = {"rank", "step", "loss", "compute", "comm", "tokens/s", "memory", "ago"}
+    assert shown <= set(head.split())
     assert [row.split()[:2] for row in rows] == [["0", "2000"], ["1", "1999"]]
     assert {"85.0", "5.0", "12.35k", "3G"} <= set(rows[0].split())
     with pytest.raises(SystemExit):
@@ -360,8 +335,8 @@ def test_in_a_terminal_top_follows_the_run_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("ZERORUN_BROWSER" not in os.environ, reason="ZERORUN_BROWSER names no browser")
-@pytest.mark.parametrize("width", [390, 1600])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@each("width", 390, 1600)
+@each("scheme", "light", "dark")
 def test_a_browser_draws_every_chart(tmp_path: Path, width: int, scheme: str) -> None:
     path = write(tmp_path / "m.jsonl", steps=3000)
     write(path, rank=1, steps=3000)
@@ -374,9 +349,7 @@ def test_a_browser_draws_every_chart(tmp_path: Path, width: int, scheme: str) ->
     assert "12.5 %" in shown  # exposed
 
 
-def test_a_folder_of_two_runs_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_two_runs_is_an_error(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "data.jsonl").write_text('{"text": "of something else"}\n')
     write(tmp_path / "a.jsonl")
     assert top_main([str(tmp_path)]) == 0

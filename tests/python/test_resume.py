@@ -1,11 +1,6 @@
 """A run that stops after any step and resumes sees the samples of one that does not stop."""
 
-import json
-from pathlib import Path
-from typing import Any
-
-import pytest
-from ranks import HERE, launch, passed, torch_python
+from prelude import *
 
 PROGRAM = HERE / "resumed_loop.py"
 KINDS = ("initialize/listed", "shard/streamed", "deepspeed/listed")
@@ -14,7 +9,7 @@ SAMPLES = 21
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: Folders) -> Path:
     """Of runs that resume on as many ranks, and on more: in same/ and elastic/."""
     folder = tmp_path_factory.mktemp("resumed")
     for ranks, place, *arguments in (
@@ -28,12 +23,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The uninterrupted run, and those that resumed."""
     whole, resumed = (json.loads((folder / f"{n}.json").read_text()) for n in ("whole", "resumed"))
     return whole["0"], resumed
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", *KINDS)
 def test_the_same_samples_and_bits(folder: Path, kind: str) -> None:
     whole, resumed = read(folder / "same" / kind)
     seen = [sum(column) for column in zip(*whole["steps"], strict=True)]
@@ -50,7 +44,7 @@ def test_the_same_samples_and_bits(folder: Path, kind: str) -> None:
         assert resumed[tag]["weights"] == whole["weights"], tag
 
 
-@pytest.mark.parametrize("kind", ELASTIC)
+@each("kind", *ELASTIC)
 def test_no_sample_is_lost_on_more_ranks(folder: Path, kind: str) -> None:
     whole, resumed = read(folder / "elastic" / kind)
     assert len(resumed) >= 11

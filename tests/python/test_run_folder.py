@@ -1,17 +1,8 @@
 """The --save folder of train, and `zerorun ckpt`, as users meet them."""
 
-import contextlib
-import json
-import os
 import random
-import re
-import shutil
-import signal
-import time
-from pathlib import Path
 
-import pytest
-from ranks import DEADLINE, ZERORUN, interrupted, piped, ran, wait_for_step
+from prelude import *
 
 KILLS = int(os.environ.get("ZERORUN_KILLS", "2"))
 ENDLESS = ("--steps", 10**6, "--save", "run")
@@ -19,7 +10,6 @@ ENDLESS = ("--steps", 10**6, "--save", "run")
 
 @pytest.fixture
 def read(ckpt):
-    """Reads what it says as JSON."""
     return lambda *arguments: json.loads(ckpt(*arguments, "--json"))
 
 
@@ -56,9 +46,7 @@ def test_saves_that_are_put_off_are_counted(train, ckpt, tmp_path):
     ckpt("verify", "run")
 
 
-def test_killed_runs_and_prunes_leave_whole_checkpoints_that_go_on(
-    start_train, ckpt, read, tmp_path
-):
+def test_killed_runs_and_prunes_leave_whole_checkpoints(start_train, ckpt, read, tmp_path):
     """At random moments, the launcher or all processes at once; the trace of
     tests/checkpoint/crash_test.cc has all of a save."""
     moments, reached, resume, killed_prunes = random.Random(0), 0, (), 0
@@ -189,19 +177,16 @@ def test_checkpoints_are_listed_shown_and_compared(train, ckpt, read, tmp_path):
     (part / "more").write_bytes(bytes(1000))
     assert read("ls", "run")["checkpoints"][0]["nbytes"] == listed[0]["nbytes"] + 1000
     shutil.rmtree(part)
-
     shown = read("show", "run", "--tag", "step1")
     assert shown["step"] == 1
     (wte,) = (p for p in shown["parameters"] if p["name"] == "transformer.wte.weight")
     assert (wte["shape"], wte["dtype"]) == ([256, 16], "bf16")
     assert wte["norm"] > 0
     assert "transformer.wte.weight" in ckpt("show", "run", "--no_norms")
-
     differences = read("diff", "run/step1", "run/step2")
     assert differences["equal"] is False
     assert any(d["name"] == "transformer.wte.weight" for d in differences["differences"])
     assert read("diff", "run/step2", "run")["equal"] is True
-
     (tmp_path / "red\x1b[31m").symlink_to("run")
     for command in ("ls", "show", "verify"):
         assert "red\\x1b[31m" in ckpt(command, "red\x1b[31m")

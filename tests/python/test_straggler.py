@@ -1,13 +1,8 @@
 """Jobs with a slow rank: who is named, with which cause, and after how many steps."""
 
-import json
-from pathlib import Path
-from unittest.mock import MagicMock
-
-import pytest
 import torch
 from metrics_files import write
-from ranks import launch, output_of, passed, torch_python
+from prelude import *
 from zerorun.metrics import meter
 from zerorun.report.page import findings
 from zerorun.report.reader import read_run
@@ -87,20 +82,13 @@ int fsync(int file) {
   return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(file);
 }
 """
-
-
-JOBS = [
-    (api, slow) for api in ("deepspeed", "shard") for slow in ("data", "compute", "save", "nobody")
-]
+SLOW = ("data", "compute", "save", "nobody")
+JOBS = [(api, slow) for api in ("deepspeed", "shard") for slow in SLOW]
 # The loader is called between two backwards, and two engines see it: one line.
 JOBS += [("shard", "data, accumulated"), ("shard", "data, two engines")]
 
 
-@pytest.mark.parametrize(
-    ("api", "slow"),
-    # Most of the time both ranks wait, so each program's tests have a process.
-    [pytest.param(*job, marks=pytest.mark.xdist_group(job[0])) for job in JOBS],
-)
+@each("api slow", *[pytest.param(*job, marks=pytest.mark.xdist_group(job[0])) for job in JOBS])
 def test_a_slow_rank_is_named_with_its_cause(tmp_path: Path, api: str, slow: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -126,17 +114,15 @@ def test_a_slow_rank_is_named_with_its_cause(tmp_path: Path, api: str, slow: str
         assert findings(read_run(path))[0].startswith("Rank 1 (host ")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_on_a_gpu_time_between_calls_is_not_data(
-    monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
+@each("device", "cpu", "cuda")
+def test_on_a_gpu_time_between_calls_is_not_data(monkeypatch: Patch, device: str) -> None:
     """There a program may wait for the GPU, as in ``loss.item()``."""
     entered = []
     monkeypatch.setattr(meter, "captures", lambda: True)  # no events: there is no GPU
-    monkeypatch.setattr(meter, "EngineTimes", MagicMock())
+    monkeypatch.setattr(meter, "EngineTimes", mock.MagicMock())
     meter.EngineTimes.return_value.figures.enter = lambda part: entered.append(part) or part
-    monkeypatch.setattr(meter._C, "EngineFigures", MagicMock())
-    watched = meter.StepMeter(MagicMock(), torch.nn.Linear(1, 1), 1, torch.device(device))
+    monkeypatch.setattr(meter._C, "EngineFigures", mock.MagicMock())
+    watched = meter.StepMeter(mock.MagicMock(), torch.nn.Linear(1, 1), 1, torch.device(device))
     for watch in (watched.forward, watched.backward, watched.step):
         with watch:
             pass

@@ -1,16 +1,11 @@
 """zerorun.torch_seam: a version that lacks a private name is an error that tells it."""
 
 import ast
-import importlib
-import re
-import sys
 import types
-from typing import Any
 
-import pytest
 import torch
 import zerorun
-from ranks import ROOT
+from prelude import *
 from torch import nn
 from transformers.utils import is_torch_available
 from zerorun import torch_seam
@@ -38,7 +33,7 @@ class _Int8Params:
 
 
 @pytest.fixture(autouse=True)
-def _everything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def _everything_is_loaded(monkeypatch: Patch) -> None:
     modules = types.ModuleType("bitsandbytes.nn.modules")
     modules.Params4bit, modules.Int8Params = _Params4bit, _Int8Params
     for name in ("bitsandbytes", "bitsandbytes.nn"):
@@ -114,15 +109,13 @@ def test_functions_of_torch_are_replaced_in_one_place() -> None:
 
 
 @pytest.mark.skipif(not is_torch_available(), reason="transformers needs a newer PyTorch")
-def test_what_only_sequence_parallelism_needs_is_asked_for_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_only_sequence_parallelism_needs_is_asked_for_there(monkeypatch: Patch) -> None:
     module = importlib.import_module("transformers.modeling_utils")
     monkeypatch.delattr(module, "ALL_ATTENTION_FUNCTIONS")
     monkeypatch.setattr(module, "__annotations__", {})
     engine_of_one_rank().destroy()
-    with pytest.raises(zerorun.ConfigError, match="ALL_ATTENTION_FUNCTIONS"):
-        zerorun.sequence.use_with_transformers(types.SimpleNamespace())
+    use = zerorun.sequence.use_with_transformers
+    raises(zerorun.ConfigError, "ALL_ATTENTION_FUNCTIONS", use, SimpleNamespace())
 
 
 def test_all_names_are_there() -> None:
@@ -130,10 +123,8 @@ def test_all_names_are_there() -> None:
     assert len(set(map(str, torch_seam.NAMES))) == len(torch_seam.NAMES) >= 38
 
 
-@pytest.mark.parametrize("private", OF_EVERY_ENGINE, ids=str)
-def test_a_name_that_is_gone_is_an_error(
-    private: torch_seam.PrivateName, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@each("private", *OF_EVERY_ENGINE, ids=str)
+def test_a_name_that_is_gone_is_an_error(private: Any, monkeypatch: Patch) -> None:
     owner_of = torch_seam._owner_of
     monkeypatch.setattr(
         torch_seam,
@@ -145,17 +136,15 @@ def test_a_name_that_is_gone_is_an_error(
     assert private.seen in str(raised.value)
 
 
-def test_names_are_looked_up_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_looked_up_and_not_guessed(monkeypatch: Patch) -> None:
     for owner, name in ((nn.Module, "_call_impl"), (torch._C, "_current_graph_task_id")):
         annotations = {k: v for k, v in getattr(owner, "__annotations__", {}).items() if k != name}
         with monkeypatch.context() as changed:
             changed.setattr(owner, "__annotations__", annotations, raising=False)
             changed.delattr(owner, name)
-            with pytest.raises(zerorun.ConfigError, match=name):
-                torch_seam.check()
+            raises(zerorun.ConfigError, name, torch_seam.check)
     monkeypatch.setattr(_Params4bit, "__new__", object.__new__)
-    with pytest.raises(zerorun.ConfigError, match="bnb_quantized"):
-        torch_seam.check()
+    raises(zerorun.ConfigError, "bnb_quantized", torch_seam.check)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="None has no count of references there")

@@ -1,30 +1,25 @@
 """The train program under the launcher, as users meet it when something goes wrong."""
 
 import itertools
-import json
 import math
 import resource
-import signal
 from collections import defaultdict
 
-import pytest
-from ranks import BUILD, DEADLINE, interrupted, ran, wait_for_step
+from prelude import *
 from zerorun.metrics import FIELDS
 from zerorun.report import read_run
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--stepz", 3], "unknown option --stepz; did you mean --steps?"),
-        (["--temperature", "nan"], "--temperature: expected a number from 0 to 100, got 'nan'"),
-        (["--micro_batch", 10**12], "iB for the activations of each of 2 ranks"),
-        (["--model", "text.json"], "/n_positions is missing"),
-        (["--config", "text.json", "--deepspeed", "model.json"], "got two: "),
-        (["--data", "nowhere"], "cannot open nowhere"),
-        (["--config", "csv.json"], "/csv_monitor/enabled is true, which only PyTorch programs"),
-        (["--resume", "nowhere"], "--resume nowhere: no such folder"),
-    ],
+@each(
+    "options expected",
+    (["--stepz", 3], "unknown option --stepz; did you mean --steps?"),
+    (["--temperature", "nan"], "--temperature: expected a number from 0 to 100, got 'nan'"),
+    (["--micro_batch", 10**12], "iB for the activations of each of 2 ranks"),
+    (["--model", "text.json"], "/n_positions is missing"),
+    (["--config", "text.json", "--deepspeed", "model.json"], "got two: "),
+    (["--data", "nowhere"], "cannot open nowhere"),
+    (["--config", "csv.json"], "/csv_monitor/enabled is true, which only PyTorch programs"),
+    (["--resume", "nowhere"], "--resume nowhere: no such folder"),
 )
 def test_bad_input_is_said_once_with_exit_code_2(train, tmp_path, options, expected):
     (tmp_path / "text.json").write_text("{}")
@@ -71,12 +66,10 @@ def test_an_interrupted_run_that_cannot_save_says_so(start_train, tmp_path):
     assert "stopped by a signal" not in output
 
 
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [
-        ("--metrics", "cannot write the metrics file /dev/full"),
-        ("--trace", "cannot write /dev/full"),
-    ],
+@each(
+    "option told",
+    ("--metrics", "cannot write the metrics file /dev/full"),
+    ("--trace", "cannot write /dev/full"),
 )
 def test_a_full_disk_does_not_end_the_run(train, option, told):
     output, errors = train("--steps", 5, "--save=", option, "/dev/full")

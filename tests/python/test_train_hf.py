@@ -1,12 +1,8 @@
 """The bundled train program and Hugging Face's transformers agree on a model, both ways."""
 
-import json
-import os
-
 import numpy as np
-import pytest
 import torch
-from ranks import BUILD, ZERORUN, output_of
+from prelude import *
 
 PROMPT = "def main(argv):"
 TOLERANCE = 1e-4
@@ -22,7 +18,6 @@ def train(folder, *arguments, ranks=1):
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Options that name a text and a small model."""
     folder = tmp_path_factory.mktemp("job")
     text = "".join(f"def f{i}(x):\n    return x + {i * i}\n" for i in range(400))
     (folder / "text").write_text(text)
@@ -42,7 +37,7 @@ def hf_logits(model):
         return model(torch.tensor([list(PROMPT.encode())])).logits[0].numpy()
 
 
-@pytest.mark.parametrize(("dtype", "stage"), [("fp32", 2), ("bf16", 3), ("fp16", 2)])
+@each("dtype stage", ("fp32", 2), ("bf16", 3), ("fp16", 2))
 def test_transformers_loads_what_two_ranks_saved(job, tmp_path, dtype, stage):
     from transformers import GPT2LMHeadModel  # seconds, which only the process of this file has
 
@@ -58,10 +53,8 @@ def test_transformers_loads_what_two_ranks_saved(job, tmp_path, dtype, stage):
     assert len(losses) == 30
     assert losses[-1] < 0.75 * losses[0]
     assert len(lines[-1]["param_hash"]) == 16
-
-    model, info = GPT2LMHeadModel.from_pretrained(
-        tmp_path / "saved", dtype=torch.float32, output_loading_info=True
-    )
+    options = {"dtype": torch.float32, "output_loading_info": True}
+    model, info = GPT2LMHeadModel.from_pretrained(tmp_path / "saved", **options)
     assert not any(info.values()), info
     assert model.config.vocab_size == 256
     expected = hf_logits(model)
@@ -70,8 +63,8 @@ def test_transformers_loads_what_two_ranks_saved(job, tmp_path, dtype, stage):
     assert np.abs(found - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("prefix", [True, False])
+@each("dtype", torch.float32, torch.bfloat16, torch.float16)
+@each("prefix", True, False)
 def test_train_starts_from_what_transformers_saved(tmp_path, dtype, prefix):
     from transformers import GPT2Config, GPT2LMHeadModel
 

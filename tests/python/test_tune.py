@@ -1,17 +1,7 @@
 """`zerorun tune`: what it tries, what it keeps, and what it says of bad input."""
 
-import json
-import os
-import re
-import signal
-import subprocess
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
 import zerorun as package
-from ranks import ZERORUN, environment, piped, write_small_job
+from prelude import *
 from zerorun.tune import __main__ as tool
 from zerorun.tune.options import DEFAULTS, Options, parse
 from zerorun.tune.search import Search, Trial, command_of
@@ -65,9 +55,7 @@ def test_a_micro_batch_that_does_not_train_is_halved() -> None:
 
 def test_offloading_is_tried_where_nothing_fits_without_it() -> None:
     rows = [row(1, fits=False), row(2, "cpu"), row(3, "cpu")]
-    search = search_with(
-        lambda v, _: float("offload_optimizer" in v.get("zero_optimization", {})), {}, rows
-    )
+    search = search_with(lambda v, _: float("offload_optimizer" in str(v)), {}, rows)
     offload = search.best_config["zero_optimization"]["offload_optimizer"]
     assert offload == {"device": "cpu", "ratio": 1.0}
     assert not any(trial.name == "stage_1" for trial in search.trials)
@@ -110,8 +98,7 @@ def test_batches_stay_within_their_limit() -> None:
 
 
 @pytest.fixture
-def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a configuration, a text and a model to tune."""
+def tune(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{ZERORUN.parent}:{os.environ['PATH']}")
     config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}}
@@ -184,9 +171,7 @@ def test_a_pytorch_script_is_tuned_and_run(tune: Path) -> None:
     assert (tune / "ended").exists()
 
 
-def test_a_best_command_that_cannot_be_run_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_fails_is_named(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     command = [str(tmp_path / "launcher")]
     options = SimpleNamespace(results=tmp_path, then_run=True)
     search = SimpleNamespace(trials=[], best=None)
@@ -212,17 +197,15 @@ def test_an_interrupt_keeps_the_best_so_far(tune: Path) -> None:
     assert (tune / "autotuning_results" / "ds_config_optimal.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("c.json", "no program to run"),
-        ("c.json -- script.py --lr 1", "add --deepspeed c.json"),
-        ("--autotuning fast x.py --deepspeed c.json", "got 'fast', expected tune or run"),
-        ("--autotuning run x.py", "name no configuration"),
-        ("none.json -- train", "No such file"),
-        ("step.json -- train", "/autotuning/start_profile_step is 9"),
-        ("metric.json -- train", "/autotuning/metric"),
-    ],
+@each(
+    "words told",
+    ("c.json", "no program to run"),
+    ("c.json -- script.py --lr 1", "add --deepspeed c.json"),
+    ("--autotuning fast x.py --deepspeed c.json", "got 'fast', expected tune or run"),
+    ("--autotuning run x.py", "name no configuration"),
+    ("none.json -- train", "No such file"),
+    ("step.json -- train", "/autotuning/start_profile_step is 9"),
+    ("metric.json -- train", "/autotuning/metric"),
 )
 def test_what_cannot_be_tuned_is_said(tune: Path, words: str, told: str) -> None:
     (tune / "step.json").write_text('{"autotuning": {"start_profile_step": 9}}')

@@ -1,13 +1,8 @@
 """The wheel that `./dev wheel` has made, and environments that have it."""
 
-import os
-import sys
 import sysconfig
-import time
-from pathlib import Path
 
-import pytest
-from ranks import ROOT, output_of
+from prelude import *
 
 DEADLINE = 120
 
@@ -53,13 +48,12 @@ def wheel() -> Path:
 
 
 @pytest.fixture(scope="session")
-def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment without PyTorch."""
+def plain(wheel: Path, tmp_path_factory: Folders) -> Environment:
     return Environment(tmp_path_factory.mktemp("plain"), wheel)
 
 
 @pytest.fixture(scope="session")
-def with_torch(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def with_torch(wheel: Path, tmp_path_factory: Folders) -> Environment:
     """An environment with PyTorch: that of the tests, whose packages it links to."""
     environment = Environment(tmp_path_factory.mktemp("torch"), wheel)
     for package in Path(sysconfig.get_path("platlib")).iterdir():

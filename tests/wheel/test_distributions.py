@@ -4,14 +4,7 @@ Needs root and Debian's `debootstrap`, and some hundred MB of packages in build/
 where a mirror cannot be reached.
 """
 
-import os
-import shutil
-import sys
-import zipfile
-from pathlib import Path
-
-import pytest
-from ranks import ROOT, output_of, ran
+from prelude import *
 
 from .conftest import DEADLINE
 

@@ -1,14 +1,6 @@
 """What the wheel contains, and that it trains where nothing else of this repository is."""
 
-import json
-import re
-import subprocess
-import time
-import zipfile
-from pathlib import Path
-
-import pytest
-from ranks import ROOT, output_of
+from prelude import *
 
 from .conftest import DEADLINE, Environment
 
@@ -19,9 +11,7 @@ OF_THE_SYSTEM = re.compile(
 MAX_OWN_BYTES = 6_000_000
 MAX_TOTAL_S, MAX_OWN_S = 60, 5  # of which zerorun's own: what follows the installation
 
-WHO = (
-    "import deepspeed, sys, zerorun\nprint(sys.executable, zerorun.__file__, deepspeed.__version__)"
-)
+WHO = "import deepspeed as d, sys, zerorun as z; print(sys.executable, z.__file__, d.__version__)"
 TORCH = """
 import sys
 {imports}
@@ -120,9 +110,7 @@ def test_from_installing_to_the_first_loss(plain: Environment) -> None:
     assert list((plain.work / "out").rglob("*.safetensors"))
 
 
-def test_ranks_run_the_python_that_zerorun_is_installed_beside(
-    plain: Environment, tmp_path: Path
-) -> None:
+def test_ranks_run_the_python_that_zerorun_lies_beside(plain: Environment, tmp_path: Path) -> None:
     python = str(plain.folder / "bin" / "python")
     other = tmp_path / "bin" / "python"  # of an environment that is active
     other.parent.mkdir()
@@ -137,7 +125,7 @@ def test_ranks_run_the_python_that_zerorun_is_installed_beside(
     assert len(output.splitlines()) == 2
 
 
-@pytest.mark.parametrize("imports", ["import torch", "import zerorun, torch"])
+@each("imports", "import torch", "import zerorun, torch")
 def test_a_pytorch_process_has_one_openmp_runtime(with_torch: Environment, imports: str) -> None:
     (with_torch.work / "loop.py").write_text(TORCH.format(imports=imports))
     output = with_torch.run("zerorun", "--num_gpus", "2", "loop.py", hidden=False)

@@ -141,8 +141,6 @@ def case_a_copy_of_a_model_forgets_gradients_of_its_own() -> None:
 
 def case_an_unused_pooler_holds_no_gradients_back() -> None:
     class Pooled(Model):
-        """With a part whose result goes nowhere."""
-
         def __init__(self) -> None:
             super().__init__()
             self.pooler = nn.Linear(32, 32)

@@ -1,7 +1,6 @@
 """Models that FSDP2 has sharded, taken over: against models that it has not."""
 
 import ctypes
-import time
 
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
@@ -9,7 +8,6 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from zerorun import communicator
 from zerorun.interchange.formats import open_source
 from zerorun.model.adoption import adopt
 

@@ -3,9 +3,7 @@
 from cases.models import *
 
 
-def engine_at(
-    stage: int, make_optimizer=adamw, seed: int = 0, kind: type[nn.Module] = Model, **keys: object
-):
+def engine_at(stage: int, make_optimizer=adamw, seed: int = 0, kind: Any = Model, **keys: object):
     model = make(kind, seed)
     optimizer = make_optimizer(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.5)
@@ -126,10 +124,8 @@ def case_frozen_parameters_may_be_left_out(folder: Path) -> None:
         engine.save_checkpoint(path, "whole")
         engine.save_checkpoint(path, "adapter", exclude_frozen_parameters=True)
         expected = losses + train(engine, 2, first=3)
-        whole, adapter = (
-            sum(file.stat().st_size for file in (path / tag).iterdir())
-            for tag in ("whole", "adapter")
-        )
+        files = [(path / tag).iterdir() for tag in ("whole", "adapter")]
+        whole, adapter = (sum(file.stat().st_size for file in each) for each in files)
         assert adapter < 0.8 * whole
         engine = engine_at(stage, kind=adapted)  # which makes the frozen ones as before
         train(engine, 1, first=7)

@@ -1,6 +1,5 @@
 """torch's functions that clip, where the gradients are an engine's."""
 
-import inspect
 from collections.abc import Iterable
 
 from zerorun.shards import clipping
@@ -18,9 +17,7 @@ def gradients_of(model: nn.Module) -> list[torch.Tensor]:
     return [safe_get_full_grad(p) for p in model.parameters()]
 
 
-def trained(
-    model: nn.Module, optimizer: Any, calls: Any, engine: Any = None, steps: int = 4
-) -> list[float]:
+def trained(model: Any, optimizer: Any, calls: Any, engine: Any = None, steps=4) -> list[float]:
     """Losses and norms; the model's own loop, which clips by each of `calls`."""
     found = []
     for step in range(steps):
@@ -127,17 +124,13 @@ def case_values_are_clipped_as_without_an_engine() -> None:
 
 def case_what_is_not_finite_is_left_to_the_step() -> None:
     shape = make().head.weight.shape
-    utils = torch.nn.utils
+    norms, values = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
     for stage in STAGES:
         model, engine = started(config(stage, gradient_clipping=0.0), optimizer=sgd)
-        for value, clip in (
-            (torch.inf, utils.clip_grad_norm_),
-            (torch.inf, utils.clip_grad_value_),
-            (torch.nan, utils.clip_grad_value_),
-        ):
+        for value, clip in ((torch.inf, norms), (torch.inf, values), (torch.nan, values)):
             backward(engine)
             safe_set_full_grad(model.head.weight, torch.full(shape, value))
-            if clip is utils.clip_grad_norm_:
+            if clip is norms:
                 given = {"max_norm": 1.0, "error_if_nonfinite": True}
                 raises(RuntimeError, "error_if_nonfinite", clip, model.parameters(), **given)
             norm = clip(model.parameters(), 1.0)

@@ -109,9 +109,8 @@ def case_the_learning_rate_is_read_from_shared_groups() -> None:
     basic, own = adamw(plain), adamw(model)
     schedulers = schedule(basic, T_max=10), schedule(own, T_max=10)
     own._opt_called = True
-    adam = deepspeed.ops.adam.DeepSpeedCPUAdam(
-        own.param_groups, lr=1e-2, weight_decay=0.1, adamw_mode=True
-    )
+    options = {"lr": 1e-2, "weight_decay": 0.1, "adamw_mode": True}
+    adam = deepspeed.ops.adam.DeepSpeedCPUAdam(own.param_groups, **options)
     engine, optimizer, *_ = begin(model=model, optimizer=adam, config=config(3))
     assert optimizer.param_groups[0] is adam.param_groups[0] is own.param_groups[0]
     for step in range(6):
@@ -214,16 +213,17 @@ def case_what_cannot_be_run_is_one_line() -> None:
         assert "Traceback" not in result.stderr
 
 
-def case_a_group_of_one_is_gloos_and_keeps_its_timeout() -> None:
-    script = """if True:
+def case_a_group_of_one_is_gloos_and_keeps_its_timeout(folder: Path) -> None:
+    script = folder / f"{RANK}.py"
+    script.write_text("""if True:
         import datetime, deepspeed, torch, torch.distributed as dist
         deepspeed.init_distributed("nccl", timeout=datetime.timedelta(seconds=77))
         options = dist.group.WORLD._get_backend(torch.device("cpu")).options
         print(dist.get_backend(), dist.get_world_size(), options._timeout)
-    """
+    """)
     hidden = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     alone = {key: value for key, value in os.environ.items() if key not in hidden}
-    command = [sys.executable, "-c", script]
+    command = [f"{sys.prefix}/bin/python", str(script)]  # which has imported PyTorch
     result = subprocess.run(command, env=alone, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["gloo", "1", "0:01:17"]
     assert "the ranks run on CPUs: it is gloo" in result.stderr

@@ -38,16 +38,15 @@ def case_values_of_a_section_that_follow_from_others() -> None:
 
 
 def case_sections_of_a_configuration_are_objects() -> None:
-    zero = DeepSpeedZeroConfig(
-        stage=3, stage3_prefetch_bucket_size=7, offload_optimizer={"device": "cpu"}
-    )
+    host = {"device": "cpu"}
+    zero = DeepSpeedZeroConfig(stage=3, stage3_prefetch_bucket_size=7, offload_optimizer=host)
     assert (zero.stage, zero.prefetch_bucket_size, zero.reduce_bucket_size) == (3, 7, 500000000)
     assert (zero.offload_optimizer.device, zero.offload_optimizer.ratio) == ("cpu", 1)
     assert zero.model_dump(exclude_unset=True) == {
         "stage": 3,
         "overlap_comm": True,  # which follows from the stage
         "prefetch_bucket_size": 7,
-        "offload_optimizer": {"device": "cpu"},
+        "offload_optimizer": host,
     }
     assert zero.model_dump(by_alias=True)["stage3_prefetch_bucket_size"] == 7
     assert isinstance(zero, pydantic.BaseModel)

@@ -1,7 +1,5 @@
 """What programs that use DeepSpeed's smaller interfaces meet, one case each."""
 
-import shutil
-
 from deepspeed.checkpoint import UNIVERSAL_CHECKPOINT_INFO, ds_to_universal
 
 from cases.compat import *

@@ -1,7 +1,5 @@
 """What scripts ask of DeepSpeed's engine and optimizer."""
 
-import inspect
-
 from cases.compat import *
 
 
@@ -102,7 +100,8 @@ def case_queries() -> None:
 
 
 def run_script(*command: object) -> None:
-    subprocess.run([sys.executable, *map(str, command)], check=True, capture_output=True)
+    python = f"{sys.prefix}/bin/python"  # has imported PyTorch
+    subprocess.run([python, *map(str, command)], check=True, capture_output=True)
 
 
 def case_a_checkpoint_has_the_scripts_to_convert_it(folder: Path) -> None:

@@ -1,7 +1,5 @@
 """What programs take of DeepSpeed's runtime for work of their own, and what its profile counts."""
 
-from types import SimpleNamespace
-
 from deepspeed.profiling.flops_profiler import FlopsProfiler, get_model_profile
 from deepspeed.runtime import utils
 from deepspeed.runtime.data_pipeline.curriculum_scheduler import CurriculumScheduler
@@ -135,9 +133,8 @@ def case_an_mpu_is_asked_by_any_of_its_names() -> None:
     )
 
     def mpu(kind: str, **answers: object) -> SimpleNamespace:
-        return SimpleNamespace(
-            **{f"get_{kind}_{what}": lambda v=v: v for what, v in answers.items()}
-        )
+        made = {f"get_{kind}_{what}": lambda v=v: v for what, v in answers.items()}
+        return SimpleNamespace(**made)
 
     for kind in ("tensor_model_parallel", "slice_parallel", "model_parallel"):
         given = mpu(kind, rank=3, world_size=8, group="ranks")

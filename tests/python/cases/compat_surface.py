@@ -1,7 +1,5 @@
 """What DeepSpeed's public classes and methods do, against plain PyTorch."""
 
-import io
-
 from cases.compat import *
 
 
@@ -105,9 +103,8 @@ def case_cycles_take_deepspeeds_arguments_and_tell_their_shape() -> None:
 
 def case_fused_optimizers_take_arguments_by_place() -> None:
     ops = deepspeed.ops
-    expected, _ = reference(
-        lambda m: torch.optim.AdamW(m.parameters(), 1e-2, (0.8, 0.99), 1e-6, 0.1), steps=3
-    )
+    adam = functools.partial(torch.optim.AdamW, lr=1e-2, betas=(0.8, 0.99), eps=1e-6)
+    expected, _ = reference(lambda m: adam(m.parameters(), weight_decay=0.1), steps=3)
     for make_optimizer in (
         lambda m: ops.adam.FusedAdam(m.parameters(), 1e-2, True, (0.8, 0.99), 1e-6, True, 0.1),
         lambda m: ops.adam.DeepSpeedCPUAdam(

@@ -1,7 +1,5 @@
 """What DeepSpeed's helpers beside the engine do: checkpointing, hosts, logs, tiles, sections."""
 
-import io
-
 from cases.compat import *
 
 
@@ -188,9 +186,8 @@ def case_helpers_of_the_runtime() -> None:
     ends = utils.partition_balanced(weights, 3)
     loads = [sum(weights[a:b]) for a, b in itertools.pairwise(ends)]
     splits = itertools.combinations(range(1, 7), 2)
-    assert max(loads) == min(
-        max(sum(weights[:a]), sum(weights[a:b]), sum(weights[b:])) for a, b in splits
-    )
+    others = [(weights[:a], weights[a:b], weights[b:]) for a, b in splits]
+    assert max(loads) == min(max(map(sum, parts)) for parts in others)
     nested = {"a": [torch.ones(2)], "b": (torch.ones(3), 4)}
     moved = utils.move_to_device(nested, "cpu")
     assert moved["a"][0] is nested["a"][0]
@@ -260,17 +257,14 @@ def case_tiles_of_a_sequence_are_the_whole() -> None:
             if not self.tiled:
                 x = self.mlp(self.mlp(x))
                 return 2 * self.loss(x, y)
+            compute, fused = (
+                ulysses_sp.sequence_tiled_compute,
+                ulysses_sp.TiledFusedLogitsLoss.apply,
+            )
             x = ulysses_sp.TiledMLP.apply(Net.mlp, self, x, 3, [self.up.weight, self.down.weight])
-            x = ulysses_sp.sequence_tiled_compute(
-                self.mlp, 7, 3, {"x": x}, {}, "x", output_reduction=None
-            )
-            loss = ulysses_sp.TiledFusedLogitsLoss.apply(
-                Net.loss, self, x, y, None, 4, [self.head.weight], "sum"
-            )
-            again = ulysses_sp.sequence_tiled_compute(
-                self.loss, 7, 2, {"x": x, "y": y}, {}, "x", None, 0, "sum"
-            )
-            return loss + again
+            x = compute(self.mlp, 7, 3, {"x": x}, {}, "x", output_reduction=None)
+            loss = fused(Net.loss, self, x, y, None, 4, [self.head.weight], "sum")
+            return loss + compute(self.loss, 7, 2, {"x": x, "y": y}, {}, "x", None, 0, "sum")
 
     figures: dict[bool, list[float]] = {False: [], True: []}
     for tiled, found in figures.items():

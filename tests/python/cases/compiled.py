@@ -30,9 +30,7 @@ def compile_all(model: nn.Module, backend: Backend) -> None:
     model.compile(backend=backend)
 
 
-def sharded(
-    model: nn.Module, stage: int, optimizer: torch.optim.Optimizer, late: bool = False
-) -> zerorun.ZeroEngine:
+def sharded(model: nn.Module, stage: int, optimizer: Any, late: bool = False) -> Any:
     """`late`: gathers of updated parameters continue during the next forward."""
     if late:
         zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 2000}
@@ -54,9 +52,8 @@ def in_silence(*settings: str) -> Iterator[None]:
         yield
 
 
-def losses_at(
-    stage: int, change: Change, before: bool, late: bool = False, backend: str = "inductor"
-) -> list[float]:
+@functools.cache
+def losses_at(stage: int, change: Change, before: bool, late=False, backend="inductor") -> Any:
     torch._dynamo.reset()
     model = make()
     optimizer = adamw(model)

@@ -2,7 +2,6 @@
 
 from torch.distributed.checkpoint.state_dict import *
 from uneven_model import groups_of, make_model
-from zerorun import communicator
 
 from cases.interchange import engine_for
 from cases.models import *
@@ -34,9 +33,7 @@ def case_a_checkpoint_without_zero_gives_its_values(folder: Path) -> None:
     assert_same(engine.full_state_dict(rank0_only=False), dict(saved.state_dict()))
 
 
-def write_zero(
-    folder: Path, states: dict[str, float], group: dict[str, Any], **model: Any
-) -> nn.Module:
+def write_zero(folder: Path, states: dict[str, float], group: Any, **model: Any) -> nn.Module:
     """A checkpoint of stage 1, whose optimizer's states are these multiples of the values."""
     saved = make_model()
     name_of = {parameter: name for name, parameter in saved.named_parameters()}

@@ -1,6 +1,5 @@
 """Models of torch's parallelize_module on a mesh of 2 x 2 ranks, against those of one process."""
 
-import io
 import runpy
 
 from torch.distributed.checkpoint import state_dict

@@ -1,10 +1,7 @@
 """What becomes of changes within GatheredParameters, and of modules that are changed under Init."""
 
-import time
-
 from torch._C import _len_torch_function_stack
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.checkpoint import checkpoint
 from zerorun.communicator import world
 from zerorun.hooks.module_call import ModuleCall
 from zerorun.model.units import is_leaf
@@ -173,9 +170,8 @@ class Recomputed(nn.Module):
 
 def case_frozen_parameters_are_full_for_a_recomputation() -> None:
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    _, expected = reference(
-        kind=Recomputed, steps=3, clip=float("inf"), loss_at=lambda each, _: each(rows)
-    )
+    options = {"kind": Recomputed, "steps": 3, "clip": math.inf}
+    _, expected = reference(**options, loss_at=lambda each, _: each(rows))
     model, engine = started(config(3, gradient_clipping=0.0), Recomputed)
     for _ in range(3):
         backward(engine, loss_at=lambda each, _: each(part_of(rows)))

@@ -1,13 +1,10 @@
 """Other programs' checkpoints in engines; real DeepSpeed and PyTorch wrote those in data/."""
 
-import pickle
-import shutil
 import tarfile
 
 import uneven_model
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from uneven_model import CONTINUED, SAVED_AFTER, UnevenModel, groups_of, make_model
-from zerorun import communicator
 from zerorun.consolidate import save_model
 from zerorun.interchange import untrusted
 

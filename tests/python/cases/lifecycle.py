@@ -1,7 +1,5 @@
 """Engines that end, that follow each other on one model, or that are used out of order."""
 
-import weakref
-
 from cases.models import *
 
 

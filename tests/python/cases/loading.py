@@ -1,8 +1,6 @@
 """How a model's values come into an engine: the ranks' meeting, failures on the way, memory."""
 
-import weakref
-
-from zerorun import communicator, host_memory
+from zerorun import host_memory
 from zerorun.shards.parameters import Loading
 
 from cases.models import *
@@ -119,10 +117,8 @@ def case_weights_are_made_contiguous_once() -> None:
             copied.extend([tensor.shape] * (not tensor.is_contiguous()))
             return contiguous(tensor)
 
-        with (
-            mock.patch.object(host_memory, "PIECE", 16),
-            mock.patch.object(torch.Tensor, "contiguous", counted),
-        ):
+        change = mock.patch.object
+        with change(host_memory, "PIECE", 16), change(torch.Tensor, "contiguous", counted):
             if kind is not None:
                 with pytest.raises(kind if RANK == 0 else zerorun.Error, match=r"ontiguous|rank 0"):
                     shard(model, weights=weights, timeout=20.0)

@@ -19,9 +19,7 @@ def inputs(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     return [*(tensor.requires_grad_() for tensor in made), labels]
 
 
-def whole(
-    hidden: torch.Tensor, weight: Any, labels: torch.Tensor, z_loss: float = 0.0, **options: Any
-) -> torch.Tensor:
+def whole(hidden: Any, weight: Any, labels: Any, z_loss=0.0, **options: Any) -> torch.Tensor:
     bias = options.pop("bias", None)
     logits = F.linear(hidden, weight, bias) if isinstance(weight, torch.Tensor) else weight(hidden)
     counted = labels != options.get("ignore_index", -100)
@@ -84,11 +82,9 @@ def case_scaled_gradients_are_exact_in_fp16() -> None:
 class Watch(TorchDispatchMode):
     products = largest = 0
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.products += function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
-        made = function(*args, **(kwargs or {}))
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        made = func(*args, **(kwargs or {}))
         for each in made if isinstance(made, tuple | list) else [made]:
             if isinstance(each, torch.Tensor):
                 self.largest = max(self.largest, each.numel())

@@ -1,10 +1,8 @@
 """Models that are divided among ranks (2 x 2), against their mathematics in one process."""
 
-import shutil
-
 from cases import parts
 from cases.models import *
-from cases.parts import CLIP, MLP, adamw, random_rows, squared_errors, train_whole, trainer
+from cases.parts import CLIP, adamw, random_rows, squared_errors, train_whole, trainer
 
 TENSOR = 2  # ranks that share a layer; neighbours, as Megatron numbers them
 DATA = WORLD_SIZE // TENSOR
@@ -74,7 +72,7 @@ class Divided(nn.Module):
         return x + Between.apply(self.down(inner), group, True) + self.bias
 
 
-Whole = functools.partial(MLP, WIDTH, HIDDEN)
+Whole = functools.partial(Block, WIDTH, HIDDEN)
 data_of = random_rows(500, ROWS, WIDTH)
 whole_loss, own_loss = squared_errors(data_of)
 train = trainer(own_loss, STEPS)

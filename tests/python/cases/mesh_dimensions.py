@@ -7,15 +7,14 @@ from zerorun import sequence
 from zerorun.process_state import STATE
 
 from cases.models import *
-from cases.parts import MLP, adamw, config, random_rows, squared_errors, train_whole, trainer
+from cases.parts import adamw, config, random_rows, squared_errors, train_whole, trainer
 
 WIDTH, HIDDEN, ROWS, STEPS = 12, 20, 8, 4
-
 
 # A sequence is a row each: its parts are as good as other rows.
 whole_loss, own_loss = squared_errors(random_rows(40, ROWS, WIDTH))
 train = trainer(own_loss, STEPS)
-make_mlp = functools.partial(MLP, WIDTH, HIDDEN)
+make_mlp = functools.partial(Block, WIDTH, HIDDEN)
 
 
 def mesh_of(*names: str, sizes: tuple[int, ...] | None = None) -> Any:

@@ -1,8 +1,6 @@
 """Figures of steps, and what reports them, against mathematics and torch."""
 
 import csv
-import io
-import time
 
 import zerorun.metrics
 import zerorun.metrics.meter
@@ -179,10 +177,8 @@ def case_monitors_get_deepspeeds_events(folder: Path) -> None:
     engine.communicator.barrier()
     if RANK > 0:
         return
-    files = {
-        path.name: list(csv.reader(path.read_text().splitlines()))
-        for path in (folder / "job").iterdir()
-    }
+    paths = (folder / "job").iterdir()
+    files = {path.name: list(csv.reader(path.read_text().splitlines())) for path in paths}
     for name, key in (("lr", "lr"), ("train_loss", "loss"), ("loss_scale", "loss_scale")):
         head, *rows = files[f"Train_Samples_{name}.csv"]
         assert head == ["step", name]

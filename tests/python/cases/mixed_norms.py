@@ -1,7 +1,6 @@
 """Batch and instance norms in 16 bits, whose running statistics stay fp32."""
 
 import deepspeed
-from torch.utils.checkpoint import checkpoint
 
 from cases import models
 from cases.models import *
@@ -179,10 +178,8 @@ def case_modules_are_as_they_were() -> None:
 
 
 def case_nothing_is_cast_where_nothing_is_mixed() -> None:
-    for keys, dtype in (
-        ({}, torch.float32),
-        (BF16 | {"data_types": {"buffer_dtype": "bf16"}}, torch.bfloat16),
-    ):
+    low = BF16 | {"data_types": {"buffer_dtype": "bf16"}}
+    for keys, dtype in (({}, torch.float32), (low, torch.bfloat16)):
         model = make(Normed)
         engine = started(model, 2, keys)
         result = engine.module.norm(torch.randn(ROWS, CHANNELS, device=DEVICE, dtype=dtype))

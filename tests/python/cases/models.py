@@ -1,21 +1,30 @@
 """Small models, data and a reference for the cases; and the imports that most files of cases need,
 which take `from cases.models import *`."""
 
+import collections
 import contextlib
 import copy
 import functools
 import gc
+import inspect
+import io
 import itertools
 import json
 import logging
 import math
 import os
+import pickle
+import random
 import re
+import shutil
 import sys
+import time
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,6 +36,8 @@ import zerorun
 from ranks import HERE, ROOT
 from tied_model import VOCABULARY, Block, Model
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from zerorun import communicator
 from zerorun.zero import *
 
 RANK = int(os.environ["RANK"])
@@ -105,7 +116,6 @@ def whole_loss(model: nn.Module, step: int) -> torch.Tensor:
 
 
 def own_loss(model: nn.Module, step: int) -> torch.Tensor:
-    """Of this rank's rows."""
     return loss_of(model, part_of(batch_of(step)))
 
 
@@ -179,21 +189,13 @@ def end_engines() -> None:
         _engines.pop(0).destroy()
 
 
-def started(
-    settings: dict[str, object], kind: type[nn.Module] = Model, seed: int = 0, optimizer=adamw
-) -> tuple[nn.Module, zerorun.ZeroEngine]:
+def started(settings: dict[str, Any], kind: Any = Model, seed: int = 0, optimizer=adamw):
     """A model, and an engine that trains it, kept until the case ends."""
     model = make(kind, seed)
     return model, initialize(model, optimizer(model), config=settings)[0]
 
 
-def torch_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    clip: float = 1.0,
-    loss_at: LossAt = whole_loss,
-) -> float:
+def torch_step(model: Any, optimizer: Any, step: int, clip=1.0, loss_at=whole_loss) -> float:
     """A step of one process with torch alone; returns its loss."""
     loss = loss_at(model, step)
     optimizer.zero_grad()
@@ -203,13 +205,7 @@ def torch_step(
     return loss.item()
 
 
-def reference(
-    make_optimizer=adamw,
-    kind: type[nn.Module] = Model,
-    steps: int = STEPS,
-    clip: float = 1.0,
-    loss_at: LossAt = whole_loss,
-):
+def reference(make_optimizer=adamw, kind=Model, steps=STEPS, clip=1.0, loss_at=whole_loss):
     """Losses of one process that trains with torch alone, and the model it ends with."""
     model = make(kind)
     optimizer = make_optimizer(model)
@@ -223,9 +219,7 @@ def backward(engine: zerorun.ZeroEngine, step: int = 0, loss_at: LossAt = own_lo
     return loss.detach()
 
 
-def train(
-    engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0, loss_at: LossAt = own_loss
-) -> list[float]:
+def train(engine: Any, steps=STEPS, first: int = 0, loss_at: LossAt = own_loss) -> list[float]:
     losses = []
     for step in range(first, first + steps):
         loss = backward(engine, step, loss_at)
@@ -244,9 +238,7 @@ def means(losses: list[float], engine: zerorun.ZeroEngine) -> list[float]:
     return [mean(torch.tensor(loss), engine) for loss in losses]
 
 
-def assert_values(
-    found: nn.Module, expected: nn.Module, rtol: float = 1e-4, atol: float = 1e-5
-) -> None:
+def assert_values(found: nn.Module, expected: nn.Module, rtol=1e-4, atol=1e-5) -> None:
     """An engine's masters are the values of a model without one."""
     for (name, own), other in zip(found.named_parameters(), expected.parameters(), strict=True):
         value = zerorun.zero.safe_get_full_fp32_param(own).cpu()
@@ -288,9 +280,7 @@ def full(parameter: nn.Parameter) -> torch.Tensor:
         return parameter.detach().cpu().clone()
 
 
-def raises(
-    kind: type[Exception], text: str, call: Callable[..., object], /, *args: Any, **kwargs: Any
-) -> None:
+def raises(kind: Any, text: str, call: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
     with pytest.raises(kind, match=re.escape(text)):
         call(*args, **kwargs)
 

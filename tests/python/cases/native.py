@@ -19,8 +19,9 @@ def case_keywords_train_as_torch_does(folder: Path) -> None:
         engine = shard(make(), stage=2, optimizer=AdamW, clip=1.0, offload_optimizer=place)
         assert_close(train(engine, 4), expected)
     engine = shard(make(), optimizer=AdamW)
-    assert engine.zero_optimization_stage() == 3
+    assert (engine.stage, engine.grad_norm) == (engine.zero_optimization_stage(), None) == (3, None)
     assert_close(train(engine, 4), unclipped)
+    assert engine.grad_norm == engine.get_global_grad_norm() > 0
 
 
 def case_16_bit_keeps_masters_and_casts_inputs() -> None:
@@ -114,10 +115,8 @@ def decays_matrices(groups: list[dict[str, Any]], kind: Any = torch.optim.AdamW)
     matrices, vectors = [], []
     for parameter in groups[0]["params"]:
         (matrices if parameter.ndim > 1 else vectors).append(parameter)
-    return kind(
-        [{"params": matrices, "weight_decay": 0.5}, {"params": vectors, "weight_decay": 0.0}],
-        lr=0.1,
-    )
+    decayed = {"params": matrices, "weight_decay": 0.5}
+    return kind([decayed, {"params": vectors, "weight_decay": 0.0}], lr=0.1)
 
 
 def case_a_function_groups_parameters_of_the_meta_device_by_shape() -> None:

@@ -154,11 +154,8 @@ def case_buffers_keep_their_dtype() -> None:
 
 
 def case_dtypes_that_cannot_be_trained_together_are_refused() -> None:
-
-    for dtype, keys, text in (
-        (torch.bfloat16, {}, "have several dtypes"),
-        (torch.float64, BF16, "embedding.weight is torch.float64"),
-    ):
+    told = "have several dtypes", "embedding.weight is torch.float64"
+    for dtype, keys, text in ((torch.bfloat16, {}, told[0]), (torch.float64, BF16, told[1])):
         model = make()
         model.head.to(dtype)
         refuses(text, initialize, model, adamw(model), config=config(2, **keys))

@@ -1,7 +1,5 @@
 """A GPU's ways, on the fake one: see fake_torch_cuda.py."""
 
-from types import SimpleNamespace
-
 import fake_torch_cuda
 from zerorun import device
 
@@ -244,7 +242,6 @@ def case_what_is_on_the_wrong_device_is_named() -> None:
         patch.setattr(device, "_why_no_gpu", lambda: "CUDA: this build has no CUDA backend")
         text = "on device 'cuda:0', but this rank trains on 'cpu' (CUDA: this build has no CUDA"
         refuses(text, lambda: start(make().to(DEVICE)))
-
     model, engine = started(config(1))
     model.head.weight.grad = torch.zeros(model.head.weight.shape)
     index = engine._layout.ids[model.head.weight]

@@ -9,10 +9,8 @@ def case_rates_that_differ_among_ranks_are_told() -> None:
         model = make()
         optimizer = two_groups(model)
         engine, *_ = initialize(model, optimizer, config=config(stage))
-        with (
-            warnings.catch_warnings(record=True) as caught,
-            mock.patch.object(zerorun.engine, "_CHECK_EVERY", 2),
-        ):
+        often = mock.patch.object(zerorun.engine, "_CHECK_EVERY", 2)
+        with warnings.catch_warnings(record=True) as caught, often:
             warnings.simplefilter("always")
             train(engine, 2)
             assert not caught
@@ -121,9 +119,8 @@ def case_hooks_of_the_given_optimizer_are_called() -> None:
         for stage in STAGES:
             model = make()
             basic = kind(model.parameters(), lr=1e-3)
-            engine, optimizer, *_ = initialize(
-                model, basic, config=config(stage, gradient_accumulation_steps=2)
-            )
+            settings = config(stage, gradient_accumulation_steps=2)
+            engine, optimizer, *_ = initialize(model, basic, config=settings)
             calls: list[str] = []
             basic.register_step_pre_hook(lambda *_, calls=calls: calls.append("before"))
             basic.register_step_post_hook(lambda *_, calls=calls: calls.append("after"))

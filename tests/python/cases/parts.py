@@ -7,27 +7,11 @@ CLIP = 0.05  # below the gradient's norm
 DataOf = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
-class MLP(nn.Module):
-    """A block that parts of its hidden elements may be divided of."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
 def config(samples: int, stage: int, **keys: Any) -> dict[str, Any]:
     """Of as many samples for each data-parallel rank."""
     zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 2000}
-    return {
-        "train_micro_batch_size_per_gpu": samples,
-        "gradient_clipping": CLIP,
-        "zero_optimization": zero,
-        "zerorun": {"comm_timeout": 30},
-    } | keys
+    keys = {"train_micro_batch_size_per_gpu": samples, "gradient_clipping": CLIP} | keys
+    return {"zero_optimization": zero, "zerorun": {"comm_timeout": 30}} | keys
 
 
 def random_rows(first: int, rows: int, width: int) -> DataOf:

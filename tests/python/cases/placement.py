@@ -94,12 +94,7 @@ def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
 
 
 def case_parameters_that_the_ranks_do_not_share_come_and_go() -> None:
-    shared = _train_with_seldom_full_parameters(share=True)
-    assert _train_with_seldom_full_parameters(share=False) == shared
-
-
-def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go() -> None:
-    """As those on GPUs do: of the buckets, one at a time is full while they are set up."""
+    """Also in memory of PyTorch's allocator, as on GPUs: while buckets are set up, one is full."""
     most = 0
 
     class Counted(shared_unit.BucketMemory):
@@ -114,6 +109,7 @@ def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go() -> None:
             return result
 
     shared = _train_with_seldom_full_parameters(share=True)
+    assert _train_with_seldom_full_parameters(share=False) == shared
     with mock.patch.object(shared_unit, "BucketMemory", Counted):
         assert _train_with_seldom_full_parameters(share=False) == shared
     assert most == 1

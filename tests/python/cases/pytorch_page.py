@@ -77,7 +77,6 @@ def case_every_line_of_the_page(folder: Path) -> None:
                 assert len(ours.get(name, [])) == len(expected), heading
                 found = torch.tensor(ours.get(name, []))
                 tolerance = TOLERANCES.get(heading, 1e-4)
-                torch.testing.assert_close(
-                    found, torch.tensor(expected), rtol=tolerance, atol=1e-5, msg=heading
-                )
+                limits = {"rtol": tolerance, "atol": 1e-5, "msg": heading}
+                torch.testing.assert_close(found, torch.tensor(expected), **limits)
         ours["engine"].destroy()

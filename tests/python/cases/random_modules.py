@@ -2,11 +2,8 @@
 
 import dataclasses
 import operator
-import random
-from types import SimpleNamespace
 
 from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
 
 from cases.models import *
 from cases.packed_weights import PackedLinear

@@ -1,6 +1,5 @@
 """Drawn models, layouts and loops have the losses, norms and parameters of plain PyTorch."""
 
-import random
 from collections.abc import Iterable, Mapping
 
 from cases.models import *
@@ -27,11 +26,8 @@ def layout_of(draw: random.Random, folder: Path, is_bare: bool, alike: bool) -> 
     gathered after its use; `alike`: all ranks gather the same, as parameters in files need it."""
     host, file = {"device": "cpu"}, {"device": "nvme", "nvme_path": str(folder), "max_in_cpu": 0}
     stage = 3 if is_bare else draw.choice(STAGES)
-    zero = {
-        "stage": stage,
-        "reduce_bucket_size": draw.choice((0, 300, 5000, 10**6)),
-        "overlap_comm": draw.random() < 0.5,
-    }
+    zero = {"stage": stage, "reduce_bucket_size": draw.choice((0, 300, 5000, 10**6))}
+    zero["overlap_comm"] = draw.random() < 0.5
     if stage and draw.random() < 0.4:
         zero["offload_optimizer"] = draw.choice((host, {**host, "ratio": 0.3}))
     if stage == 3:

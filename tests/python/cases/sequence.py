@@ -119,23 +119,19 @@ def case_hugging_face_models_attend_over_shared_sequences() -> None:
     """Grouped key-value heads, a sliding window, and several documents in one sequence."""
     transformers = pytest.importorskip("transformers")
     here = groups()
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"}
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"}
     packed = torch.cat([torch.arange(10), torch.arange(TOKENS - 10)])[None]
+    modes = torch.inference_mode, torch.no_grad
     for window in (None, 5):
         torch.manual_seed(0)
-        config = transformers.MistralConfig(
-            **sizes, **heads, sliding_window=window, use_cache=False
-        )
+        config = transformers.MistralConfig(**shape, sliding_window=window, use_cache=False)
         model = transformers.MistralForCausalLM(config)
         ids = torch.randint(0, 50, (1, TOKENS))
         for positions in (torch.arange(TOKENS)[None], packed):
             with torch.no_grad():
                 expected = model(ids, position_ids=positions).logits
-                for mode, in_training_only in (
-                    (torch.inference_mode, False),
-                    (torch.no_grad, True),
-                ):
+                for mode, in_training_only in zip(modes, (False, True), strict=True):
                     stop = sequence.use_with_transformers(config, disable_in_eval=in_training_only)
                     with mode():
                         found = model.train()(own(ids), position_ids=own(positions).clone()).logits

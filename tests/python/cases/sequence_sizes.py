@@ -69,14 +69,11 @@ def whole(data_size: int, packed: bool) -> tuple[list[tuple[float, float]], list
     return figures, [parameter.detach() for parameter in model.parameters()]
 
 
-def shared(
-    here: sequence.SequenceGroups, stage: int, packed: bool
-) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
+def shared(here: sequence.SequenceGroups, stage: int, packed: bool) -> Any:
     model = llama()
     stop = sequence.use_with_transformers(model.config)
-    engine = shard(
-        model, stage=stage, optimizer=adamw(model), clip=CLIP, accumulation_steps=ACCUMULATION
-    )
+    options = {"stage": stage, "clip": CLIP, "accumulation_steps": ACCUMULATION}
+    engine = shard(model, optimizer=adamw(model), **options)
     data = list(batches(here.data_rank, packed))
     data += data[: -len(data) % here.size]  # the last ones are not used
     mine = data[here.rank :: here.size]  # a loader's part; each is used by all ranks of the group

@@ -36,10 +36,8 @@ class Looped:
 
 def case_a_sharded_optimizer_in_a_ddp_script() -> None:
     with_process_group()
-    for make_optimizer in (
-        adamw,
-        lambda model: torch.optim.SGD(model.parameters(), lr=2e-3, momentum=0.9),
-    ):
+    slow = functools.partial(torch.optim.SGD, lr=2e-3, momentum=0.9)
+    for make_optimizer in (adamw, lambda model: slow(model.parameters())):
         clipped, _ = reference(make_optimizer)
         free, _ = reference(make_optimizer, clip=float("inf"))
         for wrap, expected in ((True, clipped), (False, free)):

@@ -1,7 +1,5 @@
 """What runs beside the program and between its steps, its data loaders, and what steps compute."""
 
-import time
-
 from zerorun.dataloader import RepeatingLoader, ResumableLoader
 from zerorun.metrics import rank_path
 from zerorun.metrics.work import flops_per_token
@@ -20,9 +18,8 @@ def case_a_file_has_the_plan_and_what_ran_beside_the_program(folder: Path) -> No
     about = head["run"]
     for category, nbytes in about["plan"].items():
         assert math.isclose(lines[-1]["memory_peak"][category], nbytes, rel_tol=0.03, abs_tol=64)
-    assert set(about["limits"]) == (
-        {"all_gather", "all_reduce", "reduce_scatter"} if WORLD_SIZE > 1 else set()
-    )
+    limits = {"all_gather", "all_reduce", "reduce_scatter"} if WORLD_SIZE > 1 else set()
+    assert set(about["limits"]) == limits
     # What measured the limits is of no step; train()'s mean of a loss is of the next one.
     assert lines[0]["collectives"].keys() == lines[-1]["collectives"].keys()
     for name, (calls, nbytes, ms) in lines[-1]["collectives"].items():
@@ -89,9 +86,8 @@ def case_a_loader_divides_samples_in_the_order_asked_for() -> None:
 
     streamed = engine.make_dataloader(Streamed(), 2)
     assert len(streamed) == len(list(streamed)) == 2
-    assert list(engine.make_dataloader(range(8), None, shuffle=False)) == list(
-        range(RANK, 8, WORLD_SIZE)
-    )
+    single = engine.make_dataloader(range(8), None, shuffle=False)
+    assert list(single) == list(range(RANK, 8, WORLD_SIZE))
     for size in (0, 1.5, True):
         refuses(f"batch_size: got {size!r}, expected", engine.make_dataloader, range(8), size)
     for wrong in (None, iter([1])):

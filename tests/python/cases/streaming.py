@@ -1,8 +1,6 @@
 """engine.stream_parameters(): the model in flat buckets, for engines that run elsewhere."""
 
-import collections
 import runpy
-import weakref
 
 import peft
 from zerorun.checkpoints.streaming import ParameterBucket

@@ -108,9 +108,7 @@ def case_states_go_on_through_torchs_checkpoints(folder: Path) -> None:
         assert train(engine, 2, first=2) == expected
 
 
-def case_saves_of_a_state_dict_that_was_kept_have_the_values_of_now_or_are_an_error(
-    folder: Path,
-) -> None:
+def case_saves_of_a_state_dict_that_was_kept_are_of_now_or_an_error(folder: Path) -> None:
     """FSDP2's follow the steps: programs get them once, and save them again and again."""
     with_process_group()
     for stage in STAGES:

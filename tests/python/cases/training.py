@@ -1,7 +1,5 @@
 """Training loops under zerorun.initialize against torch alone."""
 
-from torch.utils.checkpoint import checkpoint
-
 from cases.models import *
 
 

@@ -1,7 +1,6 @@
 """Checkpoints whose pickles do harm."""
 
 import argparse
-import random
 import tempfile
 
 import numpy as np

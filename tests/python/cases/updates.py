@@ -44,9 +44,7 @@ def late_gathers(overlap: bool) -> Iterator[None]:
         fake.set_delay(0)
 
 
-def made(
-    stage: int, kind: type[nn.Module], overlap: bool, *, offload: bool = False, **keys: object
-) -> Any:
+def made(stage: int, kind: Any, overlap: bool, *, offload: bool = False, **keys: Any) -> Any:
     zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 2000}
     zero |= {"offload_optimizer": {"device": "cpu"}} if offload else {}
     own = {"comm_timeout": 30, "overlap_param_gather": overlap}
@@ -55,9 +53,7 @@ def made(
     return started(settings, kind, optimizer=optimizer)[1]
 
 
-def trained(
-    stage: int, kind: type[nn.Module], overlap: bool, **keys: Any
-) -> tuple[list[float], int]:
+def trained(stage: int, kind: Any, overlap: bool, **keys: Any) -> tuple[list[float], int]:
     engine = made(stage, kind, overlap, **keys)
     with late_gathers(overlap):
         result = train(engine, 3 * engine.batch.accumulation_steps), engine._core.parameter_hash()

@@ -13,7 +13,6 @@ EMPTY = torch.Size([0])
 def case_init_partitions_every_module_as_it_is_made() -> None:
     plain = make()
     largest = 0
-
     with Init(config_dict_or_path={"zero_optimization": {"stage": 3}}):
 
         class Watched(Block):
@@ -97,15 +96,13 @@ def case_constructors_change_layers_that_init_has_sharded() -> None:
                 self.twin.weight.copy_(self.up.weight)
             self.blocks = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 2))
             self.blocks.apply(functools.partial(fill, rank=rank))
-            self.layer = nn.Transformer(
-                4, 2, 1, 1, 4, batch_first=True
-            )  # which asks for the dimensions of each
+            # Which asks for the dimensions of each.
+            self.layer = nn.Transformer(4, 2, 1, 1, 4, batch_first=True)
             self.count = sum(p.numel() for p in self.parameters() if len(p) and p.size(-1))
             self.twin.bias.data = torch.full(self.up.bias.shape, 5.0)
             # More than stay full: those that one line uses, or used last, are among them.
-            self.left, self.right = (
-                nn.ModuleList(nn.Linear(4, 4) for _ in range(8)) for _ in range(2)
-            )
+            eights = (nn.ModuleList(nn.Linear(4, 4) for _ in range(8)) for _ in range(2))
+            self.left, self.right = eights
             self.peak = max(layer.weight.abs().max().item() for layer in self.left)
             for left, right in zip(self.left, self.right, strict=True):
                 left.weight.data.copy_(right.weight.data)
@@ -140,7 +137,6 @@ def case_only_the_modifiers_changes_are_kept() -> None:
         with GatheredParameters(parameter, modifier_rank=0):
             parameter.data = torch.full_like(parameter, 3.0)  # replaced, not written to
         assert full(parameter).unique().tolist() == [3.0]
-
         with contextlib.suppress(KeyError), GatheredParameters(parameter, modifier_rank=0):
             parameter.data.fill_(9.0)
             raise KeyError
