@@ -167,6 +167,9 @@ class _Marks(TorchDispatchMode):
     """What is computed from a GPU's tensors is there too."""
 
     _across = ("aten::copy_", "aten::_to_copy", "aten::set_", "aten::_has_compatible_shallow")
+    # A number may be on the host where others are on the GPU, but not in these: torch.cat's inputs
+    # are on one device (pytorch/pytorch, pull request 35407).
+    _joins = ("aten::cat", "aten::stack")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -174,8 +177,10 @@ class _Marks(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func._schema.name == "aten::copy_" or not any(there):
             return result
+        takes_numbers = func._schema.name not in self._joins
         if not func._schema.name.startswith(self._across) and not all(
-            gpu or tensor.dim() == 0 for tensor, gpu in zip(given, there, strict=True)
+            gpu or (takes_numbers and tensor.dim() == 0)
+            for tensor, gpu in zip(given, there, strict=True)
         ):
             raise RuntimeError(f"{func}: Expected all tensors to be on the same device")
         return mark(result, True)

@@ -9,6 +9,7 @@ from cases.models import *
 from cases.training import Reentrant
 
 fake = fake_torch_cuda.installed()
+SITE = os.path.join(os.path.dirname(zerorun.__file__), "compat", "site")
 
 
 def trained(stage: int, zero: dict[str, object] | None = None, **keys: object):
@@ -190,6 +191,27 @@ def case_full_parameters_are_pytorchs_memory_while_gathered() -> None:
     assert engine._core.memory_use()["buckets"] == before
 
 
+def case_parts_on_the_host_meet_parts_on_the_gpu() -> None:
+    """Where a part of the states is offloaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [SITE, *sys.path])
+        from deepspeed.runtime.base_optimizer import FlatGroup
+    expected, _ = reference(steps=3, clip=0.3)
+    half = {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}
+    for stage in (1, 2, 3):
+        model, engine = started(config(stage, half, gradient_clipping=0.0))
+        losses = []
+        for step in range(3):
+            losses.append(mean(backward(engine, step), engine))
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            assert norm.device == DEVICE  # which NCCL could reduce
+            engine.step()
+        assert_close(losses, expected)
+        owned = sum(interval.numel for interval in engine._core.state_intervals())
+        states = FlatGroup(engine._shards, list(model.parameters())).states()
+        assert states["exp_avg"].shape == (owned,)
+
+
 def case_a_sharded_optimizer_works_where_the_parameters_are() -> None:
     for make_optimizer in (adamw, lambda model: adamw(model, amsgrad=True)):
         expected, _ = reference(make_optimizer, steps=3, clip=1e9)
@@ -253,9 +275,8 @@ def case_what_is_on_the_wrong_device_is_named() -> None:
 
 
 def case_deepspeeds_accelerator_is_the_gpu() -> None:
-    site = os.path.join(os.path.dirname(zerorun.__file__), "compat", "site")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [site, *sys.path])
+        patch.setattr(sys, "path", [SITE, *sys.path])
         from deepspeed.accelerator import get_accelerator
     found = get_accelerator()
     assert (found.device_name(), found.device_name(0)) == ("cuda", "cuda:0")
