@@ -223,6 +223,16 @@ def _move(tensor: torch.Tensor, gpu: bool, args: Any, kwargs: Any) -> torch.Tens
 # --- PyTorch with the GPU ---
 
 
+def _flatten_weights(weights: list[torch.Tensor], *_: Any) -> None:
+    """torch._cudnn_rnn_flatten_weight, which RNNs call on a GPU: a block of its own takes the place
+    of the weights' memory (pytorch/pytorch, aten/src/ATen/native/cudnn/RNN.cpp,
+    copy_weights_to_flat_buf_views)."""
+    block = torch.cat([weight.flatten() for weight in weights])
+    parts = block.split([weight.numel() for weight in weights])
+    for weight, part in zip(weights, parts, strict=True):
+        weight.set_(part.view_as(weight))
+
+
 class _Event:
     """An event of a stream that is never behind."""
 
@@ -292,6 +302,11 @@ class FakeTorchCuda:
         torch.cuda.current_stream = lambda *_: SimpleNamespace(
             cuda_stream=self.current, synchronize=lambda: None
         )
+        torch.backends.cudnn.is_acceptable = on_gpu
+        torch.backends.cudnn.rnn.get_cudnn_mode = lambda _mode: 0
+        torch._use_cudnn_rnn_flatten_weight = lambda: True
+        torch._cudnn_rnn_flatten_weight = _flatten_weights
+        torch.cuda.device_of = contextlib.nullcontext
         torch.cuda.Event = _Event
         torch.cuda.Stream = lambda: None
         torch.cuda.stream = lambda _stream: self.other_stream()

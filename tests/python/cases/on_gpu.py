@@ -191,6 +191,39 @@ def case_full_parameters_are_pytorchs_memory_while_gathered() -> None:
     assert engine._core.memory_use()["buckets"] == before
 
 
+class Flattening(nn.GRU):
+    """Has its weights moved into one block at each call, as programs do for cuDNN."""
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = [value.data_ptr() for value in self.parameters()]
+        self.flatten_parameters()
+        self.moved = before != [value.data_ptr() for value in self.parameters()]
+        return super().forward(*inputs)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.rnn = Flattening(16, 16, batch_first=True)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rnn(self.embedding(tokens))[0])
+
+
+def case_weights_of_rnns_stay_in_the_engines_memory() -> None:
+    expected, _ = reference(kind=Recurrent, steps=3)
+    for stage in STAGES:
+        model, engine = started(config(stage), Recurrent)
+        assert_close(train(engine, 3), expected)
+        assert not model.rnn.moved
+        engine.destroy()
+        if stage < 3:  # where the model is whole
+            model.rnn(torch.zeros(1, 1, 16, device=DEVICE))
+            assert model.rnn.moved
+
+
 def case_parts_on_the_host_meet_parts_on_the_gpu() -> None:
     """Where a part of the states is offloaded."""
     with pytest.MonkeyPatch.context() as patch:
