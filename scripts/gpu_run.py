@@ -46,8 +46,10 @@ EXIT_CODES = (
 )
 
 SEES_GPU = "import torch, sys; sys.exit(not torch.cuda.is_available())"
-NVIDIA_LIBRARIES = """import glob, sysconfig
-print(":".join(glob.glob(sysconfig.get_path("purelib") + "/nvidia/*/lib")))"""
+NVIDIA_LIBRARIES = """import glob, importlib.util
+found = importlib.util.find_spec("nvidia")  # wherever this Python has it, as its PyTorch
+folders = found.submodule_search_locations if found else ()
+print(":".join(lib for folder in folders for lib in glob.glob(folder + "/*/lib")))"""
 # While nobody has a context on a GPU, its driver may take seconds to wake it up for each process.
 HOLD_CONTEXT = """import ctypes, time
 cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()

@@ -211,7 +211,7 @@ def measure(name: str, trace: bool, options: argparse.Namespace) -> dict[str, fl
     path = os.pathsep.join(
         [str(options.build.resolve() / "python"), os.environ.get("PYTHONPATH", "")]
     )
-    variables = {"PYTHONPATH": path, "VIRTUAL_ENV": sys.prefix, "ZERORUN_COMPAT": "0"}
+    variables = {"PYTHONPATH": path, "ZERORUN_PYTHON": sys.executable, "ZERORUN_COMPAT": "0"}
     return rows_of(name, command, variables)[0]
 
 

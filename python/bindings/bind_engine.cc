@@ -327,7 +327,7 @@ void register_engine(py::module_& m) {
       .def(
           "parameter",
           [](const EngineHandle& self, ParameterId id) {
-            return export_view(self.engine().parameter(id), self.owner(), self.owner()->where());
+            return export_view(self.enter().parameter(id), self.owner(), self.owner()->where());
           },
           "index"_a, "The full parameter, flat, as a DLPack capsule.")
       .def("parameter_id", of_engine(&Engine::parameter_id), "name"_a)

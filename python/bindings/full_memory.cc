@@ -55,7 +55,7 @@ void use_full_memory(const EngineHandle& self, py::object acquire, py::object re
   const auto give = keep(std::move(release));
   const auto lacks_memory = keep(std::move(out_of_memory));
   Device* const device = &self.engine().device();
-  self.engine().hooks().use_full_memory(
+  self.enter().hooks().use_full_memory(  // copies that nobody holds go back on the current stream
       [take, give, lacks_memory, device](int bucket, size_t nbytes) {
         std::shared_ptr<void> counted = device->account(nbytes, MemoryCategory::buckets);
         const auto acquired = [&] {

@@ -83,6 +83,7 @@ _TABLES = {
         torch.nn.utils.clip_grad clip_grad_norm_ clip_grad_value_: clipping, which is replaced
         torch.nn.utils.clip_grad ?_clip_grads_with_norm_: clipping, which is replaced
         torch.jit._builtins _register_builtin _find_builtin: norms in scripted code
+        torch.nn.modules.rnn.RNNBase flatten_parameters: weights of RNNs, which it moves; replaced
         torch._C _current_graph_task_id: the backward that is under way
         torch._C _disabled_torch_function_impl: ds_tensor
         torch._C _functorch DisableTorchFunctionSubclass: functions of DeepSpeed's

@@ -16,7 +16,8 @@ def run_ranks(build: Path, ranks: int, script: str, *arguments: str, **variables
     """True if the job of the launcher and the package in `build` ends with exit code 0."""
     path = os.pathsep.join([str(build / "python"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "ZERORUN_SHARE_GPUS": "1"} | variables
-    environment |= {"VIRTUAL_ENV": sys.prefix}  # where the launcher looks for Python
+    # This Python: its folder may have none of the names by which the launcher would find it.
+    environment |= {"ZERORUN_PYTHON": sys.executable}
     command = [build / "bin" / "zerorun", "--num_gpus", str(ranks), "--no_local_rank"]
     job = subprocess.run([*command, script, *arguments], env=environment, check=False)
     return job.returncode == 0

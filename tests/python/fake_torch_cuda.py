@@ -166,6 +166,9 @@ class _Marks(TorchDispatchMode):
     """What is computed from a GPU's tensors is there too."""
 
     _across = ("aten::copy_", "aten::_to_copy", "aten::set_", "aten::_has_compatible_shallow")
+    # A number may be on the host where others are on the GPU, but not in these: torch.cat's inputs
+    # are on one device (pytorch/pytorch, pull request 35407).
+    _joins = ("aten::cat", "aten::stack")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -173,8 +176,10 @@ class _Marks(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func._schema.name == "aten::copy_" or not any(there):
             return result
+        takes_numbers = func._schema.name not in self._joins
         if not func._schema.name.startswith(self._across) and not all(
-            gpu or tensor.dim() == 0 for tensor, gpu in zip(given, there, strict=True)
+            gpu or (takes_numbers and tensor.dim() == 0)
+            for tensor, gpu in zip(given, there, strict=True)
         ):
             raise RuntimeError(f"{func}: Expected all tensors to be on the same device")
         return mark(result, True)
@@ -215,6 +220,16 @@ def _move(tensor: torch.Tensor, gpu: bool, args: Any, kwargs: Any) -> torch.Tens
 
 
 # --- PyTorch with the GPU ---
+
+
+def _flatten_weights(weights: list[torch.Tensor], *_: Any) -> None:
+    """torch._cudnn_rnn_flatten_weight, which RNNs call on a GPU: a block of its own takes the place
+    of the weights' memory (pytorch/pytorch, aten/src/ATen/native/cudnn/RNN.cpp,
+    copy_weights_to_flat_buf_views)."""
+    block = torch.cat([weight.flatten() for weight in weights])
+    parts = block.split([weight.numel() for weight in weights])
+    for weight, part in zip(weights, parts, strict=True):
+        weight.set_(part.view_as(weight))
 
 
 class _Event:
@@ -285,6 +300,11 @@ class FakeTorchCuda:
         torch.cuda.set_device = self.made_current.append
         stream = functools.partial(SimpleNamespace, synchronize=lambda: None)
         torch.cuda.current_stream = lambda *_: stream(cuda_stream=self.current)
+        torch.backends.cudnn.is_acceptable = on_gpu
+        torch.backends.cudnn.rnn.get_cudnn_mode = lambda _mode: 0
+        torch._use_cudnn_rnn_flatten_weight = lambda: True
+        torch._cudnn_rnn_flatten_weight = _flatten_weights
+        torch.cuda.device_of = contextlib.nullcontext
         torch.cuda.Event = _Event
         torch.cuda.Stream = lambda: None
         torch.cuda.stream = lambda _stream: self.other_stream()

@@ -341,6 +341,24 @@ def test_a_machine_without_git_runs_what_was_packed(machine: Machine) -> None:
     assert ", commit 0123456789ab-dirty\n" in machine.report()
 
 
+def test_programs_find_nvidias_libraries_where_pytorch_has_them(machine: Machine) -> None:
+    libraries = machine.root / "packages" / "nvidia" / "cu13" / "lib"
+    libraries.mkdir(parents=True)
+    prebuilt = machine.pack(program='#!/bin/sh\necho ":$LD_LIBRARY_PATH:" >>"$CALLS"\n')
+    packages = {"PYTHONPATH": str(machine.root / "packages")}
+    passed(machine.check("device", "--prebuilt", prebuilt, **packages))
+    assert f":{libraries}:" in machine.calls.read_text()
+
+
+def test_jobs_of_several_ranks_have_the_python_of_their_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tests" / "gpu")
+    write_program(tmp_path / "bin" / "zerorun", '#!/bin/sh\necho "$ZERORUN_PYTHON"\n')
+    assert importlib.import_module("ranks_on_gpu").run_ranks(tmp_path, 2, "script.py")
+    assert capfd.readouterr().out.strip() == sys.executable
+
+
 def test_the_commands_of_the_page_about_gpus_are_right(machine: Machine) -> None:
     page = (ROOT / "docs/gpu.md").read_text()
     lines = re.findall(r"^scripts/(gpu_\w+)(.*?)(?: #.*)?$", page, re.MULTILINE)

@@ -156,8 +156,10 @@ def _clip(given: list[nn.Parameter], clip: _Clip) -> torch.Tensor | None:
 
 def _clip_in(shards: Shards, parameters: list[nn.Parameter], clip: _Clip) -> torch.Tensor:
     access = StateAccess(shards)
-    owned = access.owned_gradients(parameters)
-    norms = [torch.linalg.vector_norm(part, clip.norm_type, dtype=torch.float64) for part in owned]
+    norms = [  # some gradients rest on the host, where a part of the states is offloaded
+        torch.linalg.vector_norm(part, clip.norm_type, dtype=torch.float64).to(shards.device)
+        for part in access.owned_gradients(parameters)
+    ]
     ranks = shards.communicator
     all_norms = torch.zeros(ranks.world_size)
     if norms:
@@ -169,4 +171,4 @@ def _clip_in(shards: Shards, parameters: list[nn.Parameter], clip: _Clip) -> tor
     # A gradient that is not finite stays, so that the step sees it and is skipped.
     if factor < 1.0 and norm.isfinite():
         access.scale_gradients(parameters, factor)
-    return norm
+    return norm.to(shards.device)

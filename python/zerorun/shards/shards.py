@@ -78,6 +78,17 @@ def _register_before(tensor: Any, hook: Callable[..., Any]) -> Any:
     return handle
 
 
+_flatten = nn.RNNBase.flatten_parameters
+
+
+@functools.wraps(_flatten)
+def _flatten_others(module: Any) -> None:
+    """On a GPU it moves all weights into one block, where they would not be the engine's any more.
+    Without that cuDNN copies them for each call."""
+    if all(shards_of(parameter) is None for parameter in module.parameters(recurse=False)):
+        _flatten(module)
+
+
 def take_over(parameters: Iterable[nn.Parameter], *, left: bool = False) -> None:
     """Ends the engines that parameters belong to, so that they can be given to another one; `left`:
     those that nobody steps any more. As Shards.close, also in what is collective."""
@@ -125,6 +136,7 @@ class Shards:
         """Collective. `settings`: as adapt_config gave them. Without `model` no hooks are made:
         the parameters are not of one module, and somebody else calls the collector."""
         communicator.end_at_exit()
+        torch_seam.replace(nn.RNNBase, _flatten.__name__, _flatten_others)
         self.layout = layout
         self.settings = settings
         self.ranks = ranks

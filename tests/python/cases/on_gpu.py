@@ -7,6 +7,7 @@ from cases.models import *
 from cases.training import Reentrant
 
 fake = fake_torch_cuda.installed()
+SITE = os.path.join(os.path.dirname(zerorun.__file__), "compat", "site")
 
 
 def trained(stage: int, zero: dict[str, object] | None = None, **keys: object):
@@ -188,6 +189,60 @@ def case_full_parameters_are_pytorchs_memory_while_gathered() -> None:
     assert engine._core.memory_use()["buckets"] == before
 
 
+class Flattening(nn.GRU):
+    """Has its weights moved into one block at each call, as programs do for cuDNN."""
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = [value.data_ptr() for value in self.parameters()]
+        self.flatten_parameters()
+        self.moved = before != [value.data_ptr() for value in self.parameters()]
+        return super().forward(*inputs)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.rnn = Flattening(16, 16, batch_first=True)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rnn(self.embedding(tokens))[0])
+
+
+def case_weights_of_rnns_stay_in_the_engines_memory() -> None:
+    expected, _ = reference(kind=Recurrent, steps=3)
+    for stage in STAGES:
+        model, engine = started(config(stage), Recurrent)
+        assert_close(train(engine, 3), expected)
+        assert not model.rnn.moved
+        engine.destroy()
+        if stage < 3:  # where the model is whole
+            model.rnn(torch.zeros(1, 1, 16, device=DEVICE))
+            assert model.rnn.moved
+
+
+def case_parts_on_the_host_meet_parts_on_the_gpu() -> None:
+    """Where a part of the states is offloaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [SITE, *sys.path])
+        from deepspeed.runtime.base_optimizer import FlatGroup
+    expected, _ = reference(steps=3, clip=0.3)
+    half = {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}
+    for stage in (1, 2, 3):
+        model, engine = started(config(stage, half, gradient_clipping=0.0))
+        losses = []
+        for step in range(3):
+            losses.append(mean(backward(engine, step), engine))
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            assert norm.device == DEVICE  # which NCCL could reduce
+            engine.step()
+        assert_close(losses, expected)
+        owned = sum(interval.numel for interval in engine._core.state_intervals())
+        states = FlatGroup(engine._shards, list(model.parameters())).states()
+        assert states["exp_avg"].shape == (owned,)
+
+
 def case_a_sharded_optimizer_works_where_the_parameters_are() -> None:
     for make_optimizer in (adamw, lambda model: adamw(model, amsgrad=True)):
         expected, _ = reference(make_optimizer, steps=3, clip=1e9)
@@ -250,9 +305,8 @@ def case_what_is_on_the_wrong_device_is_named() -> None:
 
 
 def case_deepspeeds_accelerator_is_the_gpu() -> None:
-    site = os.path.join(os.path.dirname(zerorun.__file__), "compat", "site")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [site, *sys.path])
+        patch.setattr(sys, "path", [SITE, *sys.path])
         from deepspeed.accelerator import get_accelerator
     found = get_accelerator()
     assert (found.device_name(), found.device_name(0)) == ("cuda", "cuda:0")

@@ -60,8 +60,10 @@ class FlatGroup:
         kept = [self._access.get_kept(parameter) for parameter in self._parameters]
         first = kept[0] if kept else {}
         tensors = {name for name, value in first.items() if getattr(value, "ndim", 0) > 0}
-        return {
-            name: torch.cat([state[name].flatten() for state in kept]) if name in tensors else value
+        return {  # some rest on the host, where a part of them is offloaded
+            name: torch.cat([state[name].flatten().to(value.device) for state in kept])
+            if name in tensors
+            else value
             for name, value in first.items()
         }
 
