@@ -143,6 +143,10 @@ void check_groups(const GivenKeys& keys, ConfigProblems& problems) {
   if (asks(size) && asks(mics) && size->number != mics->number) {
     add_contradiction(kMics, *mics, kSize, *size, problems);
   }
+  const auto key = keys.find(kSize);
+  if (asks(mics) && key != keys.end() && is_auto(*key->second.spec, *key->second.node)) {
+    add_contradiction(kMics, *mics, kSize, *key->second.node, problems);
+  }
   const JsonNode* secondary = given_value(keys, kSecondary);
   for (const auto& [pointer, node] : {std::pair(kSize, size), std::pair(kMics, mics)}) {
     if (secondary == nullptr || secondary->number <= 1 || !asks(node)) continue;

@@ -125,9 +125,9 @@ std::string_view checked_body(std::string_view text, const std::string& file) {
 
 Manifest::Parameter decode_parameter(const JsonReader& json, int64_t states) {
   Manifest::Parameter parameter;
-  parameter.name = json.text("name");
+  parameter.name = plain_name(json.text("name"));
   if (json.has("alias_of")) {
-    parameter.alias_of = json.text("alias_of");
+    parameter.alias_of = plain_name(json.text("alias_of"));
     if (parameter.alias_of.empty()) json.fail("'alias_of' is empty");
     return parameter;
   }

@@ -1,5 +1,6 @@
 #include "checkpoint/format/shard_file.h"
 
+#include <algorithm>
 #include <bit>
 #include <numeric>
 #include <utility>
@@ -96,6 +97,18 @@ std::string ShardInterval::name() const {
   return fmt::format("{}.{}[{}:{}]", parameter, kind, begin, end);
 }
 
+std::string plain_name(std::string_view name) {
+  std::string plain;
+  const char* separator = "";
+  for (size_t begin = 0, end = 0; begin <= name.size(); begin = end + 1) {
+    end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    if (part == "_orig_mod" || part == "_checkpoint_wrapped_module") continue;
+    plain.append(std::exchange(separator, ".")).append(part);
+  }
+  return plain;
+}
+
 std::optional<ShardInterval> parse_interval(std::string_view name) {
   const size_t bracket = name.rfind('[');
   if (bracket == name.npos || !name.ends_with(']')) return std::nullopt;
@@ -105,7 +118,7 @@ std::optional<ShardInterval> parse_interval(std::string_view name) {
   const auto begin = parse_count(name.substr(bracket + 1, colon - bracket - 1));
   const auto end = parse_count(name.substr(colon + 1, name.size() - colon - 2));
   if (!begin || !end || *end <= *begin) return std::nullopt;
-  return ShardInterval{.parameter = std::string(name.substr(0, dot)),
+  return ShardInterval{.parameter = plain_name(name.substr(0, dot)),
                        .kind = std::string(name.substr(dot + 1, bracket - dot - 1)),
                        .begin = *begin,
                        .end = *end};

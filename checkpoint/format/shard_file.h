@@ -59,7 +59,10 @@ struct ShardInterval {
   // The tensor's name in the file: "h.0.weight.exp_avg[0:4096]".
   std::string name() const;
 };
-// Parses such a name; nullopt for other text.
+// A parameter's name without what torch.compile and checkpoint_wrapper put around its modules,
+// which checkpoints had before 0.2.
+std::string plain_name(std::string_view name);
+// Parses the name of a tensor, whose parameter's is plain; nullopt for other text.
 std::optional<ShardInterval> parse_interval(std::string_view name);
 
 // What one rank saves: the list of tensors in its file, and access to their bytes. In the file,

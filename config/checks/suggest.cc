@@ -29,10 +29,12 @@ std::string normalized(std::string_view name) {
 // Returns the maximum number of typing errors for a name of this length.
 size_t allowed_distance(std::string_view name) { return std::clamp<size_t>(name.size() / 3, 1, 3); }
 
-// True if a name's words are among those of a longer one: "warmup_steps" and "warmup_num_steps".
+// True if a name's words are among those of a longer one ("warmup_steps" and "warmup_num_steps"),
+// or it is the greater part of its beginning ("reduce_buck" and "reduce_bucket_size").
 bool lacks_words(std::string_view name, std::string_view candidate) {
   const std::string words = normalized(name) + "_";
   const std::string all = normalized(candidate) + "_";
+  if (all.starts_with(normalized(name)) && 2 * name.size() > candidate.size()) return true;
   size_t at = 0;
   for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
     end = all.find('_', begin) + 1;
@@ -51,8 +53,10 @@ class Nearest {
     if (name_.size() > kMaxNameBytes) return;
     size_t distance = edit_distance(name_, candidate, best_);
     if (lacks_words(name_, candidate)) distance = std::min<size_t>(distance, 1);
-    // A candidate in which every letter differs is not similar.
+    // A candidate in which every letter differs, or the first and another, is not similar.
     if (distance > best_ || distance >= candidate.size()) return;
+    const bool same_first = normalized(name_.substr(0, 1)) == normalized(candidate.substr(0, 1));
+    if (distance > 1 && !same_first) return;
     if (distance < best_) found_.clear();
     best_ = distance;
     if (std::ranges::find(found_, shown) == found_.end()) found_.push_back(shown);

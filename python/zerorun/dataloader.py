@@ -55,7 +55,12 @@ def make_dataloader(
         )
     else:
         options["sampler"] = PartSampler(dataset, ranks, rank, options.pop("shuffle", True))
-    loader = ResumableLoader(dataset, batch_size=batch_size, collate_fn=collate_fn, **options)
+    try:
+        loader = ResumableLoader(dataset, batch_size=batch_size, collate_fn=collate_fn, **options)
+    except (TypeError, ValueError) as error:
+        raise _C.ConfigError(
+            f"make_dataloader: {error}: expected options of torch.utils.data.DataLoader"
+        ) from error
     loader.ranks, loader.watch = ranks, watch or loader.watch
     return loader
 

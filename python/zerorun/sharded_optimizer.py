@@ -99,7 +99,8 @@ class ShardedOptimizer(ShardOptimizer):
             collect(parameter)
         self.shards.core.end_micro_step()
         self.shards.writes.check_assigned()
-        self.update()
+        with torch_seam.without_hooks_of_all():  # torch has called them for this one
+            self.update()
         self._consolidated = None
         return loss
 

@@ -11,6 +11,7 @@ model and the optimizer that a program passed (engine, shards/torch_optimizer), 
 attributes of parameters (compat, partition_parameters).
 """
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -30,6 +31,11 @@ STATE_DICT_PRE_HOOKS = "_optimizer_state_dict_pre_hooks"
 STATE_DICT_POST_HOOKS = "_optimizer_state_dict_post_hooks"
 LOAD_STATE_DICT_PRE_HOOKS = "_optimizer_load_state_dict_pre_hooks"
 LOAD_STATE_DICT_POST_HOOKS = "_optimizer_load_state_dict_post_hooks"
+OPTIMIZER_HOOKS = (
+    *(STEP_PRE_HOOKS, STEP_POST_HOOKS, STATE_DICT_PRE_HOOKS, STATE_DICT_POST_HOOKS),
+    *(LOAD_STATE_DICT_PRE_HOOKS, LOAD_STATE_DICT_POST_HOOKS),
+)
+CALLS_HOOKS = "hooked"  # on a step: torch wraps others, to call the hooks
 WRAPPED_BY_SCHEDULER = "_wrapped_by_lr_sched"
 STEP_WAS_CALLED = "_opt_called"
 INITIALIZERS = (
@@ -73,6 +79,7 @@ _TABLES = {
         torch.UntypedStorage _cdata: views of gathered parameters
         torch.Tensor _version: values that a program writes
         torch.nn.parameter.Parameter grad: gradients of DeepSpeed scripts, replaced at stage 0
+        torch.nn.parameter.Parameter __new__: zero.Init, which replaces it meanwhile
         torch empty: zero.Init of a DeepSpeed script, which replaces it meanwhile
         torch batch_norm instance_norm: norms with fp32 statistics, which are replaced
         torch.nn.modules.module.Module apply to_empty: zero.Init, which replaces them meanwhile
@@ -113,6 +120,7 @@ _TABLES = {
         torch.utils._python_dispatch is_traceable_wrapper_subclass: weights made of others
         torch.optim.optimizer.Optimizer _optimizer_step_pre_hooks: hooks of the given optimizer
         torch.optim.optimizer.Optimizer _optimizer_step_post_hooks: hooks of the given optimizer
+        torch.optim.optimizer.Optimizer *hooked: steps that torch does not wrap
         torch.optim.optimizer.Optimizer _optimizer_state_dict_pre_hooks: hooks of state dicts
         torch.optim.optimizer.Optimizer _optimizer_state_dict_post_hooks: hooks of state dicts
         torch.optim.optimizer.Optimizer _optimizer_load_state_dict_pre_hooks: hooks of loads
@@ -309,7 +317,22 @@ def _words(code: types.CodeType) -> set[str]:
 
 def hooks_of(optimizer: torch.optim.Optimizer, kind: str) -> list[Any]:
     """The hooks of one of the kinds above that a program registered on its optimizer."""
-    return list(vars(optimizer)[kind].values())
+    return list(vars(optimizer).get(kind, {}).values())
+
+
+@contextlib.contextmanager
+def without_hooks_of_all() -> Iterator[None]:
+    """A block in which steps do not call the hooks for all optimizers."""
+    module: Any = importlib.import_module("torch.optim.optimizer")
+    hooks = module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks
+    kept = [dict(each) for each in hooks]
+    for each in hooks:
+        each.clear()
+    try:
+        yield
+    finally:
+        for each, before in zip(hooks, kept, strict=True):
+            each.update(before)
 
 
 def call_step_hooks(optimizer: torch.optim.Optimizer, kind: str) -> None:

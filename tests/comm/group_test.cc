@@ -1,4 +1,5 @@
 // Groups of ranks: who is in them, what is counted, and who learns of an error in one of them.
+#include "core/wait_clock.h"
 #include "tests/comm/processes.h"
 
 namespace zerorun::testing::groups {
@@ -40,15 +41,24 @@ TEST(GroupTest, CallsCountAndAreObservedWhereTheGroupComesFrom) {
 TEST(GroupTest, ARankThatLeavesEndsTheWaitsOfEveryGroupByName) {
   for (const HostOf& host_of : kLayouts) {
     std::latch begun(1);
+    std::latch seen(2);
+    const WaitClock* of_rank_0 = nullptr;
+    int64_t before = 0;
     run_ranks({.ranks = 4, .host_of = host_of}, [&](Communicator& world) {
       const Grid grid(world);
       barrier(world, "step 7");
       if (world.rank() == 3) return;
-      // Rank 0 waits for rank 2, which waits for rank 3. The others begin later, since an error
-      // that is there already says nothing of rank 0's wait.
-      if (world.rank() == 0) begun.count_down();
-      begun.wait();
-      if (world.rank() != 0) std::this_thread::sleep_for(50ms);
+      // Rank 0 waits for rank 2, which waits for rank 3. The others begin when it does, since an
+      // error that is there already says nothing of rank 0's wait.
+      if (world.rank() == 0) {
+        of_rank_0 = &WaitClock::of_this_thread();
+        before = of_rank_0->read().peers_ns;
+        begun.count_down();
+      } else {
+        begun.wait();
+        while (of_rank_0->read().peers_ns == before) std::this_thread::yield();
+        seen.count_down();
+      }
       Communicator& waits = world.rank() == 2 ? *grid.row : *grid.column;
       const auto of_rank_3 = HasAll(
           "rank 3", "left", AnyOf(HasSubstr("'row 1: step 7'"), HasSubstr("'column 1: step 7'")));
@@ -58,6 +68,7 @@ TEST(GroupTest, ARankThatLeavesEndsTheWaitsOfEveryGroupByName) {
           error_of_barrier(waits, "step 7"),
           AllOf(of_rank_3, waits_for_rank_3 ? HasSubstr("step 7'")
                                             : HasSubstr("; this rank was in barrier 'column 0: ")));
+      seen.wait();  // rank 0's clock ends with its thread
       EXPECT_THAT(error_of_barrier(*grid.row, "step 7"), of_rank_3);
       EXPECT_THAT(error_of_barrier(world, "step 7"), of_rank_3);
     });

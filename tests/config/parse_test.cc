@@ -99,6 +99,8 @@ TEST(ParseConfig, ShardGroupsAndHpzAreNumbersOrTheRanksOfAHost) {
          "2 needs /zero_optimization/stage 1, 2 or 3, got 0"},
         {R"("zero_optimization":{"mics_shard_size":4},"zerorun":{"shard_group_size":2})",
          "4 contradicts /zerorun/shard_group_size 2"},
+        {R"("zero_optimization":{"mics_shard_size":4},"zerorun":{"shard_group_size":"auto"})",
+         "4 contradicts /zerorun/shard_group_size \"auto\""},
         {R"("zero_optimization":{"stage":2,"zero_hpz_partition_size":8})",
          "8 needs /zero_optimization/stage 3, got 2"},
         {R"("zero_optimization":{"stage":3,"zero_hpz_partition_size":3,"mics_shard_size":8})",

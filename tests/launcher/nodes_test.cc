@@ -233,18 +233,23 @@ TEST_F(TwoHosts, StartedByHandCtrlCOnAnyHostLetsAllRanksSave) {
   };
   for (const auto& [asked, done] :
        {Case{{0}}, Case{{1}}, Case{{1, 0}}, Case{{0}, 0}, Case{{1}, 1}}) {
-    const std::string script = "trap 'sleep 2; echo saved; exit 0' INT; test $NODE_RANK = " +
-                               (done ? std::to_string(*done) : "none") +
-                               " && exit 0; echo ready; while :; do sleep 0.1; done";
+    // None ends before all have been told.
+    const Scratch told;
+    const std::string script = fmt::format(
+        "trap 'cd {}; echo > $RANK; while test $(echo * | wc -w) != {}; do sleep 0.1; done; "
+        "echo saved; exit 0' INT; test $NODE_RANK = {} && echo $$ && exit 0; "
+        "echo ready; while :; do sleep 0.1; done",
+        told.path().string(), done ? 2 : 4, done ? std::to_string(*done) : "none");
     LauncherProcess second = start_by_hand(1, script);
     LauncherProcess first = start_by_hand(0, script);
     const std::array<LauncherProcess*, 2> hosts = {&first, &second};
+    std::vector<pid_t> exited;
     for (const size_t host : {0, 1, 0, 1}) {
-      if (host != done) {
-        EXPECT_EQ(hosts[host]->read_line(), "ready");
-      }
+      const std::string line = hosts[host]->read_line();
+      if (host == done) exited.push_back(std::stoi(line));
+      if (host != done) EXPECT_EQ(line, "ready");
     }
-    if (done) std::this_thread::sleep_for(500ms);  // for its ranks
+    EXPECT_TRUE(wait_until_gone(exited));
     for (const size_t host : asked) kill(hosts[host]->pid(), SIGINT);
     for (const size_t host : {0, 1}) {
       EXPECT_EQ(hosts[host]->wait(), 128 + SIGINT);

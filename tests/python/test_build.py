@@ -1,5 +1,7 @@
 """How the build finds CUDA's compiler, headers and libraries, and what it says without them."""
 
+import select
+
 from gpu_machine import write_program
 from prelude import *
 
@@ -120,11 +122,13 @@ class Clone:
     def tool(self, name: str, text: str) -> None:
         write_program(self.folder / "tools" / name, f"#!/bin/bash\n{text}\n")
 
+    def environment(self, **variables: str) -> dict[str, str]:
+        path = f"{self.folder}/tools:{os.environ['PATH']}"
+        return os.environ | {"PATH": path, "LOG": str(self.log)} | variables
+
     def dev(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
         self.log.write_text("")
-        path = f"{self.folder}/tools:{os.environ['PATH']}"
-        environment = os.environ | {"PATH": path, "LOG": str(self.log)} | variables
-        return ran([self.folder / "dev", *arguments], env=environment)
+        return ran([self.folder / "dev", *arguments], env=self.environment(**variables))
 
 
 @pytest.fixture
@@ -185,6 +189,25 @@ def test_dev_says_what_it_expects(clone: Clone) -> None:
     text = clone.dev("help").stdout
     for word in result.stderr.split("one of ")[1].split(";")[0].split():
         assert f"\n  {word} " in text
+
+
+def test_a_signal_to_dev_test_ends_what_it_runs(clone: Clone) -> None:
+    fifo = clone.folder / "fifo"
+    os.mkfifo(fifo)
+    clone.tool("ninja", f"echo $$ >{fifo}; exec sleep 1000")
+    for name in ("requirements-dev.txt", "requirements-test.txt"):
+        shutil.copy(ROOT / name, clone.folder / name)
+        shutil.copy(ROOT / name, clone.folder / ".venv" / f"installed-{name}")
+    options = {"env": clone.environment(), "stdin": subprocess.DEVNULL, "stderr": None}
+    with piped([clone.folder / "dev", "test"], **options | {"stdout": None}) as job:
+        compiler = os.pidfd_open(int(fifo.read_text()))
+        job.terminate()
+        assert job.wait() == 128 + signal.SIGTERM
+    ended = select.select([compiler], [], [], 20)[0]
+    if not ended:
+        signal.pidfd_send_signal(compiler, signal.SIGKILL)
+    os.close(compiler)
+    assert ended
 
 
 @each(

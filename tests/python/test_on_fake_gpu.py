@@ -26,6 +26,11 @@ CASES = {
         "case_destroy_returns_all_bytes",
         "case_several_engines_one_without_optimizer",
     ],
+    "gathering": [
+        "case_changes_without_a_modifier_end_with_the_block",
+        "case_frozen_parameters_are_full_for_a_recomputation",
+    ],
+    "lifecycle": ["case_frozen_values_are_the_same_bits"],
     "placement": [
         "case_offloading_changes_no_number",
         "case_changes_of_gathered_parameters_reach_what_rests_elsewhere",

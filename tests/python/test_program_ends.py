@@ -51,6 +51,48 @@ def test_an_exception_in_one_ranks_forward_ends_the_job(run: Run) -> None:
     assert "rank 1 of 2" in job.stderr.splitlines()[-1]
 
 
+RESET = """
+import torch, zerorun
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.{}(model.parameters(), lr=0.1)
+engine = zerorun.shard(model, stage={}, optimizer=optimizer)
+for step in range(2):
+    if step == 1 and engine.communicator.rank == 0:
+        optimizer.state = {{}}
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+"""
+READ = """
+import os, torch, zerorun
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        if os.environ["RANK"] == "0":
+            self.inner.weight.sum()
+        self.outer = torch.nn.Linear(4, 4)
+
+with zerorun.zero.Init():
+    Model()
+"""
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_states_that_one_rank_replaces_alone_are_an_error(run: Run, kind: str, stage: int) -> None:
+    job = run(RESET.format(kind, stage))
+    assert job.returncode == 1
+    assert "optimizer.state begins anew, on every rank" in job.stderr, job.stderr
+
+
+def test_a_read_under_init_on_one_rank_alone_is_an_error(run: Run) -> None:
+    job = run(READ)
+    assert job.returncode == 1
+    assert "read of parameter 0 under zero.Init" in job.stderr, job.stderr
+
+
 def test_half_a_job_is_an_error(run: Run) -> None:
     job = run("import os\ndel os.environ['RANK']\n" + STEPS.format("pass"))
     assert "ConfigError: WORLD_SIZE is set but RANK is not" in job.stderr

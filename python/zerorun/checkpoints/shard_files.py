@@ -21,6 +21,7 @@ from zerorun import _C
 from zerorun.agreement import all_or_none, text_of_rank_zero, texts_of_all
 from zerorun.hooks.parameter_memory import states_of
 from zerorun.interchange import untrusted
+from zerorun.model.units import plain_name
 from zerorun.shards.shards import Shards
 
 # By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
@@ -181,7 +182,7 @@ def read(shards: Shards, directory: str, record: Record, strict: bool) -> Chunks
         except Exception as error:  # a state of a class that is not torch's, for one
             raise _C.CheckpointError(f"optimizer states in {path}: {error}") from error
         for parameter, *chunk in loaded:
-            chunks.setdefault(parameter, []).append(tuple(chunk))
+            chunks.setdefault(plain_name(parameter), []).append(tuple(chunk))
     names = parameter_names(shards)
     for interval in shards.core.state_intervals():
         if interval.grad is not None:

@@ -11,6 +11,7 @@ from zerorun import _C
 from zerorun.interchange import untrusted
 from zerorun.interchange.source import Piece, Source, SourceParameter
 from zerorun.interchange.untrusted import SavedPart
+from zerorun.model.units import plain_name
 from zerorun.optimizers.saved_values import is_decoupled, whole_number
 
 _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
@@ -48,14 +49,14 @@ class ModelStates:
         """Raises CheckpointError."""
         self.folder = folder
         self.path = _first_file(folder)
-        self.content = untrusted.read(self.path)
+        self.content = _read(self.path)
         if not isinstance(self.content, dict) or "module" not in self.content:
             raise _C.CheckpointError(
                 f"{self.path}: has no 'module': not one of DeepSpeed's model files"
             )
         shapes = self.content.get("param_shapes") or []
         self.param_shapes: list[dict[str, tuple[int, ...]]] = [
-            {name: tuple(shape) for name, shape in group.items()}
+            {plain_name(name): tuple(shape) for name, shape in group.items()}
             for group in ([shapes] if isinstance(shapes, dict) else shapes)
         ]
 
@@ -67,8 +68,9 @@ class ModelStates:
             raise _C.CheckpointError(
                 f"{self.path}: the model has experts (MoE), which is not supported"
             )
-        source.aliases = dict(content.get("shared_params") or {})
-        for name in content.get("buffer_names") or []:
+        shared = content.get("shared_params") or {}
+        source.aliases = {plain_name(name): plain_name(owner) for name, owner in shared.items()}
+        for name in map(plain_name, content.get("buffer_names") or []):
             if name in module:
                 if not untrusted.is_readable(module[name]):
                     raise _C.CheckpointError(f"{self.path}: the buffer {name} is not a tensor")
@@ -116,7 +118,7 @@ class ModelStates:
             if match is not None and int(match[1]) > 0 and int(match[2]) == 0:
                 path = os.path.join(self.folder, name)
                 source.files.append(SavedPart(path))
-                ranks[int(match[1])] = untrusted.read(path)
+                ranks[int(match[1])] = _read(path)
         if not self.content.get("frozen_param_fragments"):
             return  # saved without them
         for name, shape in shapes.items():
@@ -147,6 +149,15 @@ class ModelStates:
                 "are there: the files are of different checkpoints"
             )
         source.parameters[name] = made
+
+
+def _read(path: str) -> Any:
+    """A file's content. Some of its names are those of modules in wrappers, others are not."""
+    content = untrusted.read(path)
+    for key in ("module", "frozen_param_shapes", "frozen_param_fragments"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content[key] = {plain_name(name): value for name, value in content[key].items()}
+    return content
 
 
 def _first_file(folder: str) -> str:
@@ -216,7 +227,7 @@ def open_universal(folder: str, *, optimizer_states: bool = True) -> Source:
     root = os.path.join(folder, _FOLDER)
     others = source.aliases.keys() | source.buffers.keys()
     for path, _, names in os.walk(root):
-        name = os.path.relpath(path, root)
+        name = plain_name(os.path.relpath(path, root))
         if _VALUES in names and name not in others:
             files = [file for file in sorted(names) if file.endswith(".pt")]
             source.parameters[name] = _parameter(source, path, files, optimizer_states)

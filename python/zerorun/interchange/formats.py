@@ -66,7 +66,7 @@ def open_source(folder: str, *, optimizer_states: bool = True) -> Source:
             "torch.distributed.checkpoint (.metadata)"
         )
     with told(folder):
-        return opener(folder, optimizer_states=optimizer_states)
+        return opener(folder, optimizer_states=optimizer_states).with_plain_names()
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from zerorun.host_memory import forget_pages
 from zerorun.interchange.untrusted import SavedPart, check_intact, is_plain
 from zerorun.model import buffers as saved_buffers
 from zerorun.model.tensors import CORE_DTYPES, stored_shape
+from zerorun.model.units import plain_name
 from zerorun.optimizers.saved_values import DECOUPLED
 
 _COMPARED_NUMEL = 1 << 22  # elements that are in memory at a time
@@ -154,6 +155,22 @@ class Source:  # size: a table of what checkpoints of all programs may have
         for part in self.files[first::step]:
             check_intact(part)
 
+    def with_plain_names(self) -> "Source":
+        """As it is, but for the names of wrappers in its names. Raises CheckpointError for two that
+        are one then."""
+        aliases = {plain_name(name): plain_name(owner) for name, owner in self.aliases.items()}
+        self.aliases = {name: owner for name, owner in aliases.items() if name != owner}
+        for named in (self.parameters, self.buffers):
+            plain = {plain_name(name): value for name, value in named.items()}
+            if len(plain) != len(named):
+                raise _C.CheckpointError(
+                    f"{self.path}: {len(named) - len(plain)} names are there twice, with and "
+                    "without the wrappers of torch.compile or checkpoint_wrapper"
+                )
+            named.clear()
+            named.update(plain)
+        return self
+
     def find(self, names: list[str]) -> SourceParameter | None:
         """The parameter that has one of these names."""
         for name in names:
@@ -183,7 +200,7 @@ def exact_dtypes_of(data: dict[str, Any], where: str) -> dict[str, torch.dtype]:
     """The dtypes of parameters that the core's dtype does not say. Raises CheckpointError."""
     dtypes = data.get("exact_dtypes") or {}
     if isinstance(dtypes, dict) and all(isinstance(v, torch.dtype) for v in dtypes.values()):
-        return dtypes
+        return {plain_name(name): dtype for name, dtype in dtypes.items()}
     raise _C.CheckpointError(f"{where}: 'exact_dtypes' are no dtypes by name")
 
 
@@ -213,7 +230,7 @@ def open_own(directory: str | os.PathLike[str], tag: str | None = None) -> Sourc
     # The table of a checkpoint that SavedModel has found to be in order.
     with open(os.path.join(source.path, "checkpoint.json"), encoding="utf-8") as file:
         manifest = json.load(file)
-    table = {entry["name"]: entry for entry in manifest["parameters"]}
+    table = {plain_name(entry["name"]): entry for entry in manifest["parameters"]}
     trained = [table[p.name]["dtype"] for p in saved.parameters if p.trainable and not p.alias_of]
     source.dtype = trained[0] if trained else None
     source.param_groups = [{} for _ in manifest["groups"]]

@@ -143,7 +143,7 @@ def read(saved: _C.SavedModel) -> dict[str, torch.Tensor]:
         flat = value.reshape(-1)
         data = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
         saved.read_buffer(index, data)
-        buffers[name] = value
+        buffers[plain_name(name)] = value
     return buffers
 
 

@@ -20,9 +20,7 @@ def own_nbytes(parameter: nn.Parameter) -> int:
     file's."""
     partition = partition_of(parameter)
     kept = partition._kept if isinstance(partition, PrivatePartition) else local_of(parameter)
-    if kept is None or kept.device.type != "cpu" or is_of_a_file(kept):
-        return 0
-    return kept.nbytes
+    return 0 if kept is None or kept.device.type != "cpu" or is_of_a_file(kept) else kept.nbytes
 
 
 class PrivatePartition(Partition):
@@ -122,7 +120,7 @@ class PrivatePartition(Partition):
         if self._holders > 1:
             return
         full = self._shard.new_empty(self._shard_numel * self._communicator.world_size)
-        label = f"parameter {self.parameter.ds_id}"
+        label = f"read of parameter {self.parameter.ds_id} under zero.Init"
         self._communicator.all_gather(as_bytes(self._shard), as_bytes(full), label)
         self.parameter.data = full[: self.numel].view(self.shape).to(self._empty.device)
 
@@ -132,6 +130,9 @@ class PrivatePartition(Partition):
             self.parameter.data = self._empty
 
     def store(self, values: torch.Tensor) -> None:
+        if values.dtype != self._shard.dtype:  # the program has cast it, within zero.Init
+            self._kept, self._empty = (t.to(values.dtype) for t in (self._shard, self._empty))
+            self.parameter.ds_tensor = self._shard.as_subclass(OwnPart)
         own = values.detach().flatten()[self._own]
         self._shard[: own.numel()].copy_(own)
 

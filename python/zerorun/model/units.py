@@ -20,7 +20,7 @@ from zerorun import _C
 from zerorun.config import given_values, value_of
 
 COMPILED = "_orig_mod"  # where torch.compile(module) keeps the module
-_CHECKPOINTED = "_checkpoint_wrapped_module"  # and checkpoint_wrapper(module)
+_WRAPPERS = {COMPILED, "_checkpoint_wrapped_module"}  # and checkpoint_wrapper(module)
 _SMALL = 16384  # elements
 
 _Choice: TypeAlias = type[nn.Module] | str
@@ -174,8 +174,13 @@ def _rule_of(model: nn.Module, choice: _Choice) -> UnitRule:
 
 
 def _fits(path: str, pattern: str) -> bool:
-    parts, patterns = path.split("."), pattern.split(".")
-    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+    """True for a path, also without its wrappers: of those of one module, the outermost's."""
+    is_inside = path.rpartition(".")[2] in _WRAPPERS
+    patterns = pattern.split(".")
+    return any(
+        len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+        for parts in (path.split("."), [] if is_inside else plain_name(path).split("."))
+    )
 
 
 def _check_met(model: nn.Module, rule: UnitRule, what: str) -> None:
@@ -189,9 +194,9 @@ def _check_met(model: nn.Module, rule: UnitRule, what: str) -> None:
 def plain_name(name: str) -> str:
     """The name without the wrappers that torch.compile and activation checkpointing put around
     modules, so that checkpoints of such models and of others are the same."""
-    if COMPILED not in name and _CHECKPOINTED not in name:
+    if not any(wrapper in name for wrapper in _WRAPPERS):
         return name
-    return ".".join(part for part in name.split(".") if part not in {COMPILED, _CHECKPOINTED})
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 # --- leaf modules, which are gathered with all modules inside them ---

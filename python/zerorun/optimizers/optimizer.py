@@ -154,6 +154,7 @@ class ShardOptimizer(torch.optim.Optimizer):
                 updates.expect()
         self.overflow = not result.applied
         if result.applied:
+            self.shards.steps_made += 1
             self.given.forget_states()
         # torch's schedulers look here for whether the optimizer has stepped.
         vars(self.optimizer)[seam.STEP_WAS_CALLED] = True
@@ -194,6 +195,8 @@ class ShardOptimizer(torch.optim.Optimizer):
                 "optimizer.state was replaced, but the engine has the states, which are as before: "
                 "set them with safe_set_full_optimizer_state, or all with load_state_dict"
             )
+        # A rank that has replaced them alone makes another call than the others: an error of all.
+        self.shards.communicator.barrier("optimizer.state begins anew, on every rank")
         if self.shards.torch_states is not None:
             self.shards.torch_states.forget_common()
         parameter_states.FullStates(self.shards, self.param_groups).put({})
@@ -300,7 +303,10 @@ class ZeroOptimizer(ShardOptimizer):
     """The optimizer that :func:`zerorun.initialize` returns; it steps a :class:`ZeroEngine`."""
 
     def __init__(self, engine: Any, shards: Shards, basic: torch.optim.Optimizer) -> None:
+        setattr(type(self).step, seam.CALLS_HOOKS, True)  # the engine's step, for both
         super().__init__(shards, basic)
+        for kind in seam.OPTIMIZER_HOOKS:  # on whichever of the two they are registered
+            vars(self)[kind] = vars(basic).setdefault(kind, vars(self)[kind])
         self.engine = engine
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -81,7 +81,7 @@ def state_names(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]
         parameter.grad = torch.ones_like(parameter)
         twin = _twin(optimizer, index, parameter)
         twin.param_groups[index].update(values)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), seam.without_hooks_of_all():
             type(optimizer).step(twin)
         names.append({key for key, value in twin.state[parameter].items() if value is not None})
     return names
@@ -116,7 +116,7 @@ def _changes(
             for gradient in _gradients(start, noise):
                 part = gradient.flatten()[cut] if parts else gradient
                 parameter.grad = part.to(device, copy=True)
-                with watch:
+                with watch, seam.without_hooks_of_all():
                     type(optimizer).step(twin)
             changes.append((parameter.detach().cpu() - values).flatten())
     return torch.cat(changes)

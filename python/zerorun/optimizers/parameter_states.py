@@ -63,7 +63,8 @@ class ParameterStates(MutableMapping[Any, Any]):
 
     def __delitem__(self, parameter: Any) -> None:
         raise _C.ConfigError(
-            "optimizer.state: the states are in the engine's memory as long as the engine is"
+            "optimizer.state: the states are in the engine's memory as long as the engine is; "
+            "optimizer.state = {} on every rank lets all begin anew"
         )
 
     def __iter__(self) -> Iterator[Any]:

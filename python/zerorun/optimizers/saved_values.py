@@ -163,7 +163,8 @@ def copy_of_now(tensor: torch.Tensor, shards: Any) -> torch.Tensor:
     """The tensor, of which check_current() knows by which step it was made, as long as the program
     does not write to it."""
     STATE.copies = STATE.copies or WeakIdKeyDictionary()
-    STATE.copies[tensor] = weakref.ref(shards), shards.core.step_count, tensor._version
+    made_at = shards.steps_made, shards.core.step_count
+    STATE.copies[tensor] = weakref.ref(shards), made_at, tensor._version
     return tensor
 
 
@@ -171,13 +172,14 @@ def check_current(states: Any) -> None:
     """Raises ConfigError for such a tensor in them if its engine has stepped since."""
     kept = STATE.copies or {}
     for tensor in filter(torch.is_tensor, tree_leaves(states) if kept else ()):
-        found, then, version = kept.get(tensor, (lambda: None, 0, 0))
+        found, then, version = kept.get(tensor, (lambda: None, (0, 0), 0))
         shards = found()
         if shards is None or shards.core.closed or tensor._version != version:
             continue
-        if (now := shards.core.step_count) != then:
+        if (now := (shards.steps_made, shards.core.step_count)) != then:
             raise _C.ConfigError(
-                f"torch.distributed.checkpoint: a state dict of step {then} was to be saved at "
-                f"step {now}: its values are copies, which do not follow the engine's, as FSDP2's "
-                "would. Get it again for each save; to save what was then, give clones of them"
+                f"torch.distributed.checkpoint: a state dict of step {then[1]} was to be saved "
+                f"{now[0] - then[0]} steps later, at step {now[1]}: its values are copies, which "
+                "do not follow the engine's, as FSDP2's would. Get it again for each save; to save "
+                "what was then, give clones of them"
             )

@@ -124,6 +124,8 @@ class Shards:
     its dtype. As a context manager it does so for the block too.
     """
 
+    steps_made = 0  # the core counts anew where states begin anew
+
     def __init__(
         self,
         layout: ModelLayout,

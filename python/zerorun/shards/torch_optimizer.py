@@ -48,9 +48,16 @@ class GivenOptimizer:
         """`engines`: the optimizer that takes its place. This does not keep it, nor the engine."""
         self._steps = self._core.step_count
         reference = weakref.ref(engines)
-        self._other = {name: _served(self.optimizer, reference, name) for name in SERVED}
-        self._other["state"] = engines.state
-        self._swap()
+        self._other = {"state": engines.state}
+        self._other |= {name: _served(self.optimizer, reference, name) for name in SERVED}
+        try:
+            self._swap()
+        except AttributeError as error:
+            self._other.clear()
+            raise _C.ConfigError(
+                f"{type(self.optimizer).__name__}.state cannot be set ({error}), as an engine does "
+                "in a step: give the property a setter, or give the engine the optimizer inside"
+            ) from error
 
     def keep(self, engine: Any) -> None:
         """Lets the program's optimizer keep the engine, of which it may be all that is left."""
@@ -115,6 +122,10 @@ class GivenOptimizer:
     def _swap(self) -> None:
         attributes = vars(self.optimizer)
         for name, value in self._other.items():
+            if name == "state":  # it may be a property of the class
+                before, self.optimizer.state = self.optimizer.state, value
+                self._other[name] = before
+                continue
             self._other[name] = attributes.pop(name, _ABSENT)
             if value is not _ABSENT:
                 attributes[name] = value

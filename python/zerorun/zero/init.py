@@ -250,6 +250,17 @@ def _on_full_values(function: Callable[..., Any]) -> Callable[..., Any]:
     return initialize
 
 
+_NEW: Any = nn.Parameter.__new__
+
+
+def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """nn.Parameter within a block: of a sharded one it has the values, in memory of its own."""
+    if isinstance(data, nn.Parameter) and partition_of(data) is not None:
+        with GatheredParameters(data):
+            data = data.detach().clone()
+    return _NEW(cls, data, requires_grad)
+
+
 def _is_away(value: Any) -> bool:
     """True for a parameter that is sharded and not full now, nor about to be."""
     partition = partition_of(value) if isinstance(value, nn.Parameter) else None
@@ -269,11 +280,13 @@ class _Writes(TorchFunctionMode):
     def __enter__(self) -> Any:
         full = {name: _on_full_values(function) for name, function in self._found.items()}
         torch_seam.replace_imported(nn.init, full)
+        torch_seam.replace(nn.Parameter, "__new__", _new_parameter)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         torch_seam.replace_imported(nn.init, self._found)
+        torch_seam.replace(nn.Parameter, "__new__", _NEW)
 
     @contextmanager
     def during_init(self) -> Iterator[None]:

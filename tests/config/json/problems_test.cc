@@ -26,6 +26,8 @@ TEST(Problems, UnknownKeysGetTheNearestNameAnywhere) {
            {R"({"Optimizer": {}})", "did you mean \"optimizer\"?"},
            {R"({"zero_optimization": {"reduce_bucket": 1}})",
             "did you mean \"reduce_bucket_size\"?"},
+           {R"({"zero_optimization": {"reduce_buck": 1}})", "did you mean \"reduce_bucket_size\"?"},
+           {R"({"zero_optimization": {"reflow": 1}})", "unknown key; remove it, or see"},
            {R"({"scheduler": {"params": {"warmup_steps": 1}}})",
             "did you mean \"warmup_num_steps\"?"},  // not "warmup_type", which is as near
            {R"({"optimizer": {"params": {"learning_rate": 1}}})",

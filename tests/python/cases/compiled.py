@@ -134,6 +134,30 @@ def case_blocks_are_compiled_whole_and_once_at_every_stage() -> None:
         assert graphs_of(compile_all, 3).count(of_block) == 1
 
 
+def case_checkpoints_of_before_may_have_the_names_of_wrappers(folder: Path) -> None:
+    saving = [
+        mock.patch(f"zerorun.model.{name}.plain_name", str) for name in ("model_layout", "buffers")
+    ]
+    for make_optimizer in (adamw, sgd):
+        path = folder / make_optimizer.__name__
+        with in_silence():
+            first = wrapped(make())
+            with saving[0], saving[1]:
+                engine = sharded(first, 2, make_optimizer(first))
+                train(engine, 1)
+                engine.save_checkpoint(path)
+                losses = train(engine, 1, first=1)
+        model = make(seed=1)
+        model.register_buffer("constant", torch.zeros(2))
+        plain = copy.deepcopy(model)
+        engine = sharded(model, 3, make_optimizer(model))
+        engine.load_checkpoint(path)
+        assert torch.equal(model.constant, first.constant)
+        assert_close(train(engine, 1, first=1), losses, 1e-6)
+        plain.load_state_dict(consolidate.fp32_state_dict(path))
+        assert "_orig_mod" in (path / "global_step1" / "checkpoint.json").read_text()
+
+
 def wrapped(model: nn.Module) -> nn.Module:
     model.register_buffer("constant", torch.rand(2))
     model.blocks[0] = torch.compile(checkpoint_wrapper(model.blocks[0]), backend="eager")

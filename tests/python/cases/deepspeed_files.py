@@ -33,15 +33,18 @@ def case_a_checkpoint_without_zero_gives_its_values(folder: Path) -> None:
     assert_same(engine.full_state_dict(rank0_only=False), dict(saved.state_dict()))
 
 
-def write_zero(folder: Path, states: dict[str, float], group: Any, **model: Any) -> nn.Module:
-    """A checkpoint of stage 1, whose optimizer's states are these multiples of the values."""
+def write_zero(
+    folder: Path, states: dict[str, float], group: Any, named: Any = str, **model: Any
+) -> nn.Module:
+    """A checkpoint of stage 1, whose optimizer's states are these multiples of the values. `named`:
+    what it calls the trained parameters."""
     saved = make_model()
     name_of = {parameter: name for name, parameter in saved.named_parameters()}
     groups = [each["params"] for each in groups_of(saved)]
     flat = [torch.cat([p.detach().flatten() for p in each]) for each in groups]
     made = {
         "module": saved.state_dict(),
-        "param_shapes": [{name_of[p]: p.shape for p in each} for each in groups],
+        "param_shapes": [{named(name_of[p]): p.shape for p in each} for each in groups],
         "shared_params": {"head.weight": "embedding.weight"},
     }
     steps = {"step": torch.tensor(4.0)} if "exp_avg" in states else {}
@@ -69,6 +72,20 @@ def case_states_without_a_count_have_the_steps_of_the_training(folder: Path) -> 
     assert [group["lr"] for group in engine.optimizer.param_groups] == [0.25, 0.25]
     weight = engine.module.first.weight
     momentum = safe_get_full_optimizer_state(weight, "momentum_buffer")
+    assert torch.equal(momentum, saved.first.weight.detach() * 2)
+
+
+def case_names_of_modules_in_wrappers_are_the_models(folder: Path) -> None:
+    """DeepSpeed's shapes have the names of modules in wrappers, its state dict has not."""
+
+    def wrapped(name: str) -> str:
+        return name.replace("first.", "first._checkpoint_wrapped_module.")
+
+    saved = write_zero(folder, {"momentum_buffer": 2.0}, {"lr": 0.25}, wrapped)
+    engine = engine_for(2, optimizer={"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}})
+    engine.load_checkpoint(folder, load_lr_scheduler_states=False)
+    assert_same(engine.full_state_dict(rank0_only=False), dict(saved.state_dict()))
+    momentum = safe_get_full_optimizer_state(engine.module.first.weight, "momentum_buffer")
     assert torch.equal(momentum, saved.first.weight.detach() * 2)
 
 

@@ -3,6 +3,7 @@
 import tarfile
 
 import uneven_model
+from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from uneven_model import CONTINUED, SAVED_AFTER, UnevenModel, groups_of, make_model
 from zerorun.consolidate import save_model
@@ -213,6 +214,20 @@ def case_fsdp2s_checkpoint_goes_on_as_there(folder: Path) -> None:
         engine.lr_scheduler = None  # there was none there
         assert engine._core.step_count == SAVED_AFTER
         goes_on_as_there(engine, path)
+
+
+def case_names_of_compiled_modules_are_the_models(folder: Path) -> None:
+    saved = make_model()
+    names = {name: name.replace("first.", "first._orig_mod.") for name in saved.state_dict()}
+    if RANK == 0:
+        state = {names[name]: value for name, value in saved.state_dict().items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it tells that there is one process
+            dcp.save({"model": state}, checkpoint_id=folder, no_dist=True)
+    engine = engine_for(3)
+    engine.communicator.barrier()
+    engine.load_checkpoint(folder, load_optimizer_states=False)
+    assert_same(engine.full_state_dict(rank0_only=False), dict(saved.state_dict()))
 
 
 def case_metadata_that_leads_elsewhere_or_names_code_is_refused(folder: Path) -> None:

@@ -215,7 +215,7 @@ def case_frozen_values_are_the_same_bits() -> None:
         before = kept(target)
         train(engine, 2, first=1)
         assert_same(kept(target), before)
-        assert torch.equal(full(target), before[0].bfloat16())
+        assert torch.equal(full(target), before[0].bfloat16().cpu())
 
 
 def case_a_destroyed_engine_says_so(folder: Path) -> None:

@@ -78,6 +78,13 @@ def case_units_are_found_in_any_container() -> None:
         held = [p for unit in units for p in unit.parameters]
         assert len(held) == len(set(held))
         assert set(held) == set(model.parameters())
+    wrapped = checkpoint_wrapper(model)  # all of it, and some of what is in it
+    model.first, model.tower[0] = map(checkpoint_wrapper, (model.first, model.tower[0]))
+    prefix = "_checkpoint_wrapped_module."
+    for policy in (["first", "tower.*"], [f"{prefix}first", f"{prefix}tower.*"]):
+        assert names(wrapped, policy) == [
+            f"{prefix}{name}" for name in ("first", "tower.0", "tower.2")
+        ]
     # Elements of lists stay whole, whatever repeats inside of them.
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 2, 32), 2)
     assert names(decoder) == ["layers.0", "layers.1"]

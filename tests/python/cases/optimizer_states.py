@@ -179,6 +179,8 @@ def case_states_that_a_program_changes_count_or_are_an_error() -> None:
     copied = optimizer.state[wide.weight]["exp_avg"]
     for refused in (lambda: copied.mul_(0.5), lambda: torch._foreach_mul_([copied], 0.5)):
         raises(NotImplementedError, "safe_set_full_optimizer_state", refused)
+    doubled = torch.compile(lambda values: values * 2, backend="eager")
+    assert torch.equal(doubled(copied), copied * 2)
     for again in (copy.deepcopy(copied), pickle.loads(pickle.dumps(copied))):
         assert type(again) is torch.Tensor
         assert torch.equal(again, copied)
@@ -194,6 +196,7 @@ def case_states_that_a_program_replaces_begin_anew() -> None:
             engine, optimizer, *_ = initialize(model, make_optimizer(model), config=config(stage))
             train(engine, STEPS)
             kept = optimizer if stage % 2 else engine.optimizer.optimizer
+            refuses("optimizer.state = {} on every rank", kept.state.clear)
             saved = optimizer.state_dict()
             given = {next(model.parameters()): {name: torch.ones(1)}}
             for refused in (given, copy.deepcopy(kept.state)):

@@ -1,5 +1,10 @@
 """Optimizers and schedulers of torch's on sharded parameters, against torch alone."""
 
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
 from cases.models import *
 
 
@@ -42,6 +47,68 @@ def case_optimizers_of_torchs_run_on_shards() -> None:
             engine, returned, *_ = initialize(model, optimizer, config=config(stage))
             assert returned.optimizer is optimizer
             assert_close(train(engine), expected)
+
+
+class Around(torch.optim.Optimizer):
+    """Has another optimizer's states and hyperparameters, and nothing else of torch's."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+
+    @property
+    def state(self) -> Any:
+        return self.inner.state
+
+    def step(self, closure: None = None) -> None:
+        self.inner.step()
+
+
+class Settable(Around):
+    @Around.state.setter
+    def state(self, value: Any) -> None:
+        self.inner.state = value
+
+
+def case_states_may_be_a_property_of_the_class() -> None:
+    expected, _ = reference(sgd)
+    for stage in STAGES:
+        model = make()
+        given = Settable(sgd(model))
+        before = given.state
+        engine, optimizer, *_ = initialize(model, given, config=config(stage))
+        assert_close(train(engine), expected)
+        assert set(given.state) == set(model.parameters())
+        assert optimizer.state_dict()["state"].keys() == given.state_dict()["state"].keys()
+        engine.destroy()
+        assert given.state is before
+    refuses("Around.state cannot be set", initialize, model, Around(sgd(model)), config=config(1))
+    loss_of(model, batch_of(0)).backward()  # the model is as it was
+
+
+def case_hooks_of_all_optimizers_are_called_once_a_step() -> None:
+    calls: list[str] = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda *_: calls.append("before")),
+        register_optimizer_step_post_hook(lambda *_: calls.append("after")),
+    ]
+    try:
+        for make_optimizer in (adamw, sgd):
+            for stage in STAGES:
+                model = make()
+                basic = make_optimizer(model)
+                engine, optimizer, *_ = initialize(model, basic, config=config(stage))
+                for own in (optimizer, basic):
+                    own.register_step_pre_hook(lambda *_: calls.append("own before"))
+                    own.register_step_post_hook(lambda *_: calls.append("own after"))
+                for step in (engine.step, basic.step, optimizer.step):
+                    assert calls == []  # of steps in which an optimizer was tried, too
+                    backward(engine)
+                    step()
+                    assert calls == ["before", *["own before"] * 2, *["own after"] * 2, "after"]
+                    calls.clear()
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def case_the_configurations_optimizer_may_have_default_values() -> None:

@@ -1,6 +1,7 @@
 """The sharded optimizer in loops that are not zerorun's, against torch alone."""
 
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cases.models import *
 
@@ -61,6 +62,23 @@ def case_a_sharded_optimizer_in_a_ddp_script() -> None:
 
 def sharded(parameters: object) -> zerorun.ShardedOptimizer:
     return zerorun.ShardedOptimizer(torch.optim.AdamW(parameters, lr=1e-2))
+
+
+def case_hooks_of_all_optimizers_find_the_gradients_once() -> None:
+    found: list[bool] = []
+
+    def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        found.append(optimizer.param_groups[0]["params"][0].grad is not None)
+
+    handle = register_optimizer_step_pre_hook(look)
+    for make_optimizer in (adamw, sgd):
+        model = make()
+        own = zerorun.ShardedOptimizer(make_optimizer(model))
+        loss_of(model, part_of(batch_of(0))).backward()
+        own.step()
+        assert found == [True]
+        found.clear()
+    handle.remove()
 
 
 def case_names_may_differ_in_a_dot_only() -> None:

@@ -90,6 +90,8 @@ def case_a_loader_divides_samples_in_the_order_asked_for() -> None:
     assert list(single) == list(range(RANK, 8, WORLD_SIZE))
     for size in (0, 1.5, True):
         refuses(f"batch_size: got {size!r}, expected", engine.make_dataloader, range(8), size)
+    for wrong in ({"num_worker": 1}, {"timeout": -1}):
+        refuses("expected options of torch", engine.make_dataloader, range(8), 1, **wrong)
     for wrong in (None, iter([1])):
         text = f"dataset: got {type(wrong).__name__}, expected"
         refuses(text, engine.make_dataloader, wrong, 1)

@@ -122,10 +122,15 @@ def case_saves_of_a_state_dict_that_was_kept_are_of_now_or_an_error(folder: Path
                 train(engine, 1, first=1)
                 then = engine._core.step_count - 2
                 for save in (dcp.save, dcp.async_save):
-                    text = f"a state dict of step {then} was to be saved at step {then + 2}"
+                    text = f"of step {then} was to be saved 2 steps later, at step {then + 2}"
                     refuses(text, save, {"states": states}, **path)
             clones = {name: value.clone() for name, value in kept.items()}
             dcp.save({"model": clones}, checkpoint_id=str(folder / "clones"))
+            kept, then = get_model_state_dict(engine.module), engine._core.step_count
+            optimizer.state = {}  # whose steps count from 0 again
+            train(engine, then)
+            text = f"of step {then} was to be saved {then} steps later, at step {then}"
+            refuses(text, dcp.save, {"model": kept}, **path)
             kept = get_model_state_dict(engine.module)
         dcp.save({"model": kept}, **path)
         expected = get_model_state_dict(engine.module, options=FULL)

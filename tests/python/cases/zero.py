@@ -109,6 +109,8 @@ def case_constructors_change_layers_that_init_has_sharded() -> None:
             self.joined = nn.Parameter(torch.cat([layer.weight.T for layer in self.right]))
             self.lstm = nn.LSTM(4, 4, 3)  # which takes its weights in a list
             self.joined.data[:2] = self.lstm(torch.ones(2, 4))[0].detach()
+            self.copy, self.cast = nn.Parameter(self.up.weight), nn.Linear(3, 3).half()
+            self.frozen = nn.Embedding.from_pretrained(self.words.weight)
 
     def fill(module: nn.Module, rank: int) -> None:
         if isinstance(module, nn.Linear):
