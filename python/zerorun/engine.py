@@ -178,9 +178,9 @@ class ZeroEngine(ShardedModule):
         """Raises ConfigError if gradients of a part of a backward are among the batch's."""
         if self._failed_alone is not None:
             raise _C.ConfigError(
-                f"{what}: a backward of this batch failed and left a part of its gradients; restart "
-                "the accumulation window: call engine.drop_batch() on every rank, then all "
-                "micro-steps of the batch again"
+                f"{what}: a backward of this batch failed and left a part of its gradients; "
+                "restart the accumulation window: call engine.drop_batch() on every rank, then "
+                "repeat the micro-steps of the batch"
             )
 
     def _check_scaled(self) -> None:
