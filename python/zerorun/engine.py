@@ -50,6 +50,8 @@ class ZeroEngine(ShardedModule):
         self._micro_step_applied = False  # the last step() changed the parameters
         self._meter = StepMeter(self._core, model, self.communicator.world_size, self.device)
         self._is_scaled = False  # a loss of this micro-step
+        # Whether the batch has nothing but the gradients of a backward that failed; None: no such.
+        self._failed_alone: bool | None = None
         self.monitor: MonitorMaster  # of the configuration: initialize makes it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,14 +75,25 @@ class ZeroEngine(ShardedModule):
         `kwargs`: for ``torch.Tensor.backward``. `scale_wrt_gas`: average the gradient over
         gradient_accumulation_steps; pass False if the program has divided the loss itself. Returns
         the loss, divided by gradient_accumulation_steps if `scale_wrt_gas`. Raises ConfigError if
-        `loss` is not a scalar tensor.
+        `loss` is not a scalar tensor, and after a failed backward that was not the batch's first.
         """
+        if self._failed_alone:
+            if self.communicator.rank == 0:
+                logger.warning("the backward before this one failed: its gradients are discarded")
+            self.drop_batch()
+        self._check_passes("backward")
         steps = self.batch.accumulation_steps
         with self._meter.backward:
             whole = loss if scale_wrt_gas else loss * steps  # the core divides by the steps
             scaled = self.scale(whole)
             self._meter.saw_loss(whole)
-            scaled.backward(retain_graph=retain_graph, **kwargs)
+            is_first = self._core.phase == "idle" and self._core.batch_micro_steps == 0
+            try:
+                scaled.backward(retain_graph=retain_graph, **kwargs)
+            except BaseException:
+                if self._core.phase == "open":  # some of its gradients have arrived
+                    self._failed_alone = is_first
+                raise
             self._core.reduce_gradients()
             self._is_scaled = False
         return loss / steps if scale_wrt_gas and steps > 1 else loss
@@ -112,8 +125,8 @@ class ZeroEngine(ShardedModule):
         If a gradient is not finite, all ranks skip the update, and `skipped_steps` counts it. If no
         rank had a gradient since the last update, nothing changes, with a warning. `lr_kwargs`: for
         the scheduler's ``step()``. Raises ConfigError without an optimizer, after a loss without
-        its scale, and if the model's parameters were replaced or added; raises the error of an
-        asynchronous save that failed.
+        its scale, after a backward that failed, and if the model's parameters were replaced or
+        added; raises the error of an asynchronous save that failed.
         """
         steps_before = self.global_steps
         with self._meter.step:
@@ -129,6 +142,7 @@ class ZeroEngine(ShardedModule):
             )
         if self._core.no_sync:
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
+        self._check_passes("step")
         self._check_scaled()
         self._end_stream("a step")
         self._micro_step_applied = False
@@ -159,6 +173,15 @@ class ZeroEngine(ShardedModule):
         self.micro_steps += 1
         samples = self.batch.train_batch_size // self.batch.accumulation_steps
         self._meter.finish_micro_step(samples, self.micro_steps)
+
+    def _check_passes(self, what: str) -> None:
+        """Raises ConfigError if gradients of a part of a backward are among the batch's."""
+        if self._failed_alone is not None:
+            raise _C.ConfigError(
+                f"{what}: a backward of this batch failed and left a part of its gradients; "
+                "restart the accumulation window: call engine.drop_batch() on every rank, then "
+                "repeat the micro-steps of the batch"
+            )
 
     def _check_scaled(self) -> None:
         """Raises ConfigError for a backward since the last reduction whose gradients the update
@@ -235,6 +258,7 @@ class ZeroEngine(ShardedModule):
         """Discards all gradients since the last update. Collective."""
         self._core.drop_batch()
         self._is_scaled = False
+        self._failed_alone = None
         self._meter.drop_batch()
 
     def metrics(self) -> dict[str, Any] | None:

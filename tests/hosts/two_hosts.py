@@ -49,7 +49,6 @@ class Network(host_namespaces.Hosts):
         return self.command(number, ["unshare", "--uts", "sh", "-c", script, "sh", *words])
 
     def processes(self, number: int) -> list[int]:
-        """Those that run on one of the hosts."""
         return [int(pid) for pid in run("ip", "netns", "pids", self.name(number)).split()]
 
     def sent_bytes(self, number: int) -> int:

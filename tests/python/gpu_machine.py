@@ -83,7 +83,6 @@ class Machine:
         path.write_text(path.read_text().replace(old, new))
 
     def pack(self, programs: list[str] = PROGRAMS, program: str = PROGRAM) -> Path:
-        """A new pack of programs that are all the same."""
         folder, made = self.root / "packed", self.root / "made"
         for name in programs:
             write_program(made / name, program)

@@ -25,7 +25,6 @@ def convert(command: str, source: Path, target: Path, options: str = "", code: i
 
 
 def alone(use: Callable[..., object], content: dict[str, object], folder: Path) -> None:
-    """dcp.save, or dcp.load."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
         use(content, checkpoint_id=folder, no_dist=True)

@@ -125,7 +125,6 @@ SCRIPT = "import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\n"
 
 
 def blocks_of_document(path: Path) -> list[tuple[str, str]]:
-    """Its fenced blocks, each with its language."""
     return re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
 
 

@@ -39,15 +39,16 @@ class PrivatePartition(Partition):
         """`ranks`: those of the communicator in the job, where they are not all. `home`: the device
         of this rank's part; None: the parameter's. `label`: of the collective that gives every rank
         its part of the first rank's values; without it all ranks have the same values."""
-        values = parameter.detach().flatten()
-        self._manage(parameter, parameter.shape, communicator, ranks)
+        values, shape = parameter.detach().flatten(), parameter.shape
+        # Before it counts as sharded: zero.Init gathers such ones for the program's own writes.
+        parameter.data = values.new_empty(0)
+        self._manage(parameter, shape, communicator, ranks)
         self._kept = values.new_zeros(self._shard_numel, device=home)
         if label and communicator.world_size > 1:
             self._store_first(values, label)
         else:
             self.store(values)
         self.parameter.ds_tensor = self._shard.as_subclass(OwnPart)
-        self.parameter.data = self._empty
         moved(values.nbytes)
 
     def _manage(

@@ -92,6 +92,59 @@ def case_a_batch_that_is_given_up_leaves_nothing(folder: Path) -> None:
         assert norms[0] == norms[1]
 
 
+class Interrupted(torch.autograd.Function):
+    """The identity, whose backward fails while `fails` says so."""
+
+    fails = False
+
+    @staticmethod
+    def forward(_ctx, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx, gradient: torch.Tensor) -> torch.Tensor:
+        if Interrupted.fails:
+            raise KeyError("in backward")
+        return gradient
+
+
+def case_a_backward_that_fails_half_way_does_not_count() -> None:
+    """Its gradients are discarded, or an error where the batch has others beside them."""
+
+    def fail(engine: zerorun.ZeroEngine, step: int) -> None:
+        Interrupted.fails = True
+        raises(KeyError, "in backward", backward, engine, step)
+        Interrupted.fails = False
+
+    expected, _ = reference(sgd, steps=3)
+    for stage, micro_steps in itertools.product(STAGES, (1, 2)):
+        model = make()
+        model.embedding.register_forward_hook(lambda *given: Interrupted.apply(given[-1]))
+        settings = config(stage, gradient_accumulation_steps=micro_steps)
+        engine, *_ = initialize(model, sgd(model), config=settings)
+        losses = []
+        for step in range(3):
+            fail(engine, 7)  # alone: the next backward replaces it
+            with logged() as lines:
+                for left in reversed(range(micro_steps)):
+                    loss = backward(engine, step)
+                    if left or step < 2:
+                        engine.step()
+            assert ["are discarded" in line for line in lines].count(True) == (RANK == 0)
+            losses.append(mean(loss, engine))
+        fail(engine, 7)  # beside the last one
+        for refused in (engine.step, functools.partial(backward, engine)):
+            refuses("restart the accumulation window", refused)
+        engine.drop_batch()
+        for _ in range(micro_steps):
+            backward(engine, 2)
+            engine.step()
+        fail(engine, 7)
+        refuses("restart the accumulation window", engine.step)
+        assert engine.global_steps == 3
+        assert_close(losses, expected)
+
+
 def player() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 5))
 

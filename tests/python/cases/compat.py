@@ -202,6 +202,8 @@ def case_layers_may_be_named_leaves() -> None:
         raises(ValueError, unknown, choose, model, [unknown])
     utils.set_z3_leaf_module(model.head, False)
     assert utils.get_z3_leaf_modules(model) == ups
+    _, optimizer, *_ = start(3, model)
+    assert optimizer.leaf_parameters == {up: [up.weight, up.bias] for up in ups}
 
 
 def case_what_cannot_be_run_is_one_line() -> None:

@@ -108,6 +108,10 @@ def case_schedules_are_chosen_on_the_command_line() -> None:
     assert section == {"type": "WarmupLR", "params": params | {"warmup_type": "log"}}
     assert error is None
     assert lr_schedules.get_lr_from_config(section) == (0.001, "")
+    cycles = (["--lr_schedule", "OneCycle", *flag] for flag in ([], ["--cycle_momentum"]))
+    sections = [lr_schedules.get_config_from_args(parser.parse_args(one))[0] for one in cycles]
+    moved = [one["params"][lr_schedules.CYCLE_MOMENTUM] for one in sections]
+    assert moved == [False, True]
     for name in lr_schedules.VALID_LR_SCHEDULES:
         section, _ = lr_schedules.get_config_from_args(parser.parse_args(["--lr_schedule", name]))
         if "Decay" in name or "Cosine" in name:

@@ -79,6 +79,9 @@ def case_groups_answer_from_the_mpu() -> None:
     assert groups._get_data_parallel_group() is engine.data_parallel_group is mpu.data
     assert groups.get_data_parallel_world_size() == engine.seq_dp_world_size == 2
     assert groups._get_data_parallel_rank() == engine.get_data_parallel_rank() == RANK // 2
+    sizes = {"data": 2, "model": 2, "tensor": 2, "sequence": 1}
+    for kind, size in sizes.items():
+        assert getattr(engine, f"get_{kind}_parallel_world_size")() == size
     assert groups.get_model_parallel_world_size() == 2
     assert groups.get_tensor_model_parallel_rank() == engine.get_model_parallel_rank() == RANK % 2
     assert groups.get_tensor_model_parallel_src_rank() == RANK // 2 * 2

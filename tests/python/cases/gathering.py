@@ -338,3 +338,39 @@ def case_what_is_written_outside_of_a_gather_is_told() -> None:
     (text,) = stepped()
     assert f"one of {len(parameters)}, was written where stage 3 drops it" in text
     assert not stepped()
+
+
+def case_parameters_without_elements_train_within_init() -> None:
+    """They are as empty as one that is not gathered."""
+
+    class Hole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(0, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x @ self.weight.T).sum()
+
+    class Holey(Hole):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.none = nn.Linear(4, 4), Hole()
+            assert self.none.weight.shape == (0, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.body(x)
+            return hidden.square().sum() + self.none(hidden) + super().forward(hidden)
+
+    inputs, curves = torch.ones(2, 4), []
+    for inside in (False, True):
+        torch.manual_seed(0)
+        with Init(enabled=inside):
+            model = Holey()
+        with GatheredParameters(list(model.parameters())):
+            assert model.weight.shape == model.none.weight.shape == (0, 4)
+        engine, *_ = initialize(model, adamw(model), config=config(3))
+        curves.append(train(engine, 3, loss_at=lambda engine, _step: engine(inputs)))
+        assert curves[0][2] < curves[0][0]
+        found = engine.full_state_dict()
+        assert RANK > 0 or found["weight"].shape == found["none.weight"].shape == (0, 4)
+    assert curves[0] == curves[1]

@@ -27,7 +27,6 @@ def case_a_second_initialize_takes_over() -> None:
 
 def case_a_dropped_engine_leaves_a_usable_model_or_is_freed_with_it() -> None:
     def dropped(model: nn.Module, share: bool) -> tuple[float, weakref.ref[Any]]:
-        """A loss that the engine has, and what is dropped."""
         keys = {"zerorun": {"comm_timeout": 30, "share_parameters": share}}
         engine = zerorun.initialize(model, adamw(model), config=config(stage, **keys))[0]
         train(engine, 2)

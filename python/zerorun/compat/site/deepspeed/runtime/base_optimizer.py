@@ -24,6 +24,7 @@ from zerorun.zero import GatheredParameters
 from deepspeed.ops._optimizers import FusedAdam
 from deepspeed.runtime._norms import has_inf_or_nan
 from deepspeed.runtime.zero.utils import estimate_all_cold, estimate_all_live
+from deepspeed.utils.z3_leaf_module import get_z3_leaf_modules
 
 # --- the masters and states of a parameter group, each as one flat tensor ---
 
@@ -288,6 +289,12 @@ class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpe
     """The optimizer that initialize returns at stage 3."""
 
     fp32_partitioned_groups_flat = property(DeepSpeedOptimizer.flat_masters)
+
+    @property
+    def leaf_parameters(self) -> dict[nn.Module, list[nn.Parameter]]:
+        """By module that the program has marked to be gathered as a whole."""
+        leaves = get_z3_leaf_modules(self.engine.module)
+        return {leaf: list(leaf.parameters()) for leaf in leaves}
 
     def _set_fp32_optimizer_param_groups(self) -> None:
         """The torch optimizer's ``state_dict()`` has all groups at any time."""

@@ -98,13 +98,20 @@ _METHODS: dict[str, Callable[[Any], Any]] = {
         "batch.train_batch_size", "batch.micro_batch_size", "batch.accumulation_steps"
     ),
     "get_data_parallel_rank": attrgetter("_ranks.data.rank"),
+    "get_data_parallel_world_size": attrgetter("_ranks.data.world_size"),
     "get_lr": lambda engine: [group["lr"] for group in engine.optimizer.param_groups],
     "get_model_parallel_rank": attrgetter("_ranks.model_rank"),
+    "get_model_parallel_world_size": attrgetter("_ranks.model_size"),
     "get_mom": lambda engine: [
         group.get("betas", group.get("momentum", 0.0)) for group in engine.optimizer.param_groups
     ],
     "get_sequence_parallel_group": lambda _: groups._get_sequence_parallel_group(),
+    "get_sequence_parallel_rank": lambda _: groups._get_sequence_parallel_rank(),
+    "get_sequence_parallel_world_size": lambda _: groups._get_sequence_parallel_world_size(),
     "get_tensor_parallel_rank": lambda engine: getattr(engine._ranks.mesh, "tensor_rank", 0),
+    "get_tensor_parallel_world_size": lambda engine: len(
+        getattr(engine._ranks.mesh, "tensor_ranks", None) or (0,)
+    ),
     "get_type": lambda engine: (
         [engine._shards.settings.optimizer.type] * len(engine.optimizer.param_groups)
     ),

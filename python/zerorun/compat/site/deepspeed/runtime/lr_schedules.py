@@ -12,6 +12,7 @@ LR_SCHEDULE = "lr_schedule"
 LR_RANGE_TEST = "LRRangeTest"
 ONE_CYCLE = "OneCycle"
 WARMUP_LR = "WarmupLR"
+CYCLE_MOMENTUM = "cycle_momentum"
 WARMUP_DECAY_LR = "WarmupDecayLR"
 WARMUP_COSINE_LR = "WarmupCosineLR"
 VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
@@ -242,6 +243,7 @@ _ONE_CYCLE = {
     "cycle_min_mom": 0.8,
     "cycle_max_mom": 0.9,
     "decay_mom_rate": 0.0,
+    CYCLE_MOMENTUM: False,  # only with the flag, as in later versions of DeepSpeed
 }
 _WARMUP = {
     "warmup_min_lr": 0.0,
@@ -253,7 +255,6 @@ _COSINE = {"warmup_min_ratio": 0.01, "cos_min_ratio": 0.01}
 _OPTIONS: dict[str, Any] = {
     **_RANGE_TEST,
     **_ONE_CYCLE,
-    "cycle_momentum": False,
     **_WARMUP,
     **_COSINE,
 }
