@@ -246,8 +246,11 @@ TEST_F(TwoHosts, StartedByHandCtrlCOnAnyHostLetsAllRanksSave) {
     std::vector<pid_t> exited;
     for (const size_t host : {0, 1, 0, 1}) {
       const std::string line = hosts[host]->read_line();
-      if (host == done) exited.push_back(std::stoi(line));
-      if (host != done) EXPECT_EQ(line, "ready");
+      if (host == done) {
+        exited.push_back(std::stoi(line));
+      } else {
+        EXPECT_EQ(line, "ready");
+      }
     }
     EXPECT_TRUE(wait_until_gone(exited));
     for (const size_t host : asked) kill(hosts[host]->pid(), SIGINT);
