@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
 #include <unordered_map>
@@ -51,11 +52,40 @@ void verify_records(const CheckpointReader& checkpoint,
   }
 }
 
+// Finds the files with the states of a torch optimizer, which the Python package keeps in a folder
+// next to the checkpoint and lists in its `client_state`. Their SHA-256 is for those who load them.
+void find_optimizer_files(const fs::path& folder, const std::string& client_state) {
+  const nlohmann::json state = nlohmann::json::parse(client_state, nullptr, false);
+  if (!state.is_object() || !state.contains("zerorun_python")) return;  // another program's
+  const nlohmann::json record = state.value("shard_files", nlohmann::json());
+  if (record.is_null()) return;
+  try {
+    const fs::path files =
+        folder.parent_path() / fs::path(record.at("folder").get<std::string>()).filename();
+    for (const nlohmann::json& entry : record.at("files")) {
+      const nlohmann::json& row = entry.is_object() ? entry.at("$tuple") : entry;
+      if (!row.at(3).get<std::string>().empty()) continue;  // on that host's disk
+      const fs::path path = files / fs::path(row.at(0).get<std::string>()).filename();
+      if (!path_exists(path)) {
+        fail<CheckpointError>("{} does not exist: copy its folder together with the checkpoint",
+                              path.string());
+      }
+      const uint64_t nbytes = File::open_to_read(path).size();
+      if (nbytes == row.at(1)) continue;
+      fail<CheckpointError>("{}: got {} bytes, {} were saved; load another tag", path.string(),
+                            nbytes, row.at(1).dump());
+    }
+  } catch (const nlohmann::json::exception& error) {
+    fail<CheckpointError>("{}: no list of optimizer states: {}", folder.string(), error.what());
+  }
+}
+
 std::string verify_folder(const fs::path& folder, const VerifyProgress& progress) {
   const CheckpointReader checkpoint(folder);
   const Manifest& manifest = checkpoint.manifest();
   const uint64_t nbytes = nbytes_of(manifest);
   verify_records(checkpoint, [&](uint64_t read) { progress(folder.string(), read, nbytes); });
+  find_optimizer_files(folder, manifest.client_state);
   return fmt::format(
       "{}: ok: step {}, {} parameters of {} elements, {} bytes in {} files, saved by zerorun {}",
       folder.string(), manifest.progress.step_count, manifest.parameters.size(), manifest.numel(),

@@ -105,6 +105,11 @@ def _write(path: str, chunks: list[Any]) -> tuple[int, str]:
         torch.save(chunks, cast("IO[bytes]", hashed))
         file.flush()
         os.fsync(file.fileno())
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)  # the name is to be on the disk, too
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
     return hashed.size, hashed.hash.hexdigest()
 
 

@@ -1,5 +1,9 @@
 """Saving and loading engines."""
 
+import subprocess
+
+from ranks import ZERORUN
+
 from cases.models import *
 
 
@@ -146,6 +150,12 @@ def case_tags_that_begin_alike_keep_their_states(folder: Path) -> None:
     assert torch.equal(momentum_of(engine), expected)
 
 
+def verified(folder: Path) -> str:
+    """What `zerorun ckpt verify` finds, on every rank."""
+    job = subprocess.run([ZERORUN, "ckpt", "verify", folder], capture_output=True, check=False)
+    return "" if job.returncode == 0 else job.stderr.decode()
+
+
 def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
     engine = engine_at(3, sgd)
     train(engine, 1)
@@ -161,10 +171,12 @@ def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
         (shards,) = path.glob("optimizer_shards.*")
         assert len(list(shards.iterdir())) == WORLD_SIZE
         file = shards / f"rank{WORLD_SIZE - 1}.pt"
+        assert verified(path) == ""
         engine.communicator.barrier()  # all have counted
         if RANK == 0:
             damage(file)
         engine.communicator.barrier()
+        assert how == "flipped" or str(file) in verified(path)  # it looks at sizes
         refuses_to_load(engine, path, str(file))
         assert torch.equal(momentum_of(engine), momentum)
         engine.load_checkpoint(path, load_optimizer_states=False)
