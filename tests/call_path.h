@@ -21,7 +21,7 @@ using Frames = std::vector<void*>;
 
 // The functions around an address, innermost first, as addr2line knows them: with debugging
 // information those that were inlined too. "EngineImpl::grad_ready".
-inline Strings functions_at(void* address) {
+inline std::vector<std::string> functions_at(void* address) {
   Dl_info info{};
   if (dladdr(address, &info) == 0) return {};
   const auto offset =
@@ -29,7 +29,7 @@ inline Strings functions_at(void* address) {
   const std::string command =
       fmt::format("addr2line -Cfi -e /proc/{}/exe {:#x} 2>/dev/null", getpid(), offset);
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
-  Strings functions;
+  std::vector<std::string> functions;
   std::array<char, 4096> line{};
   for (bool name = true; fgets(line.data(), line.size(), pipe.get()) != nullptr; name = !name) {
     if (!name) continue;  // a line of file and place
@@ -54,7 +54,10 @@ inline bool is_library(const std::string& function) {
 }
 
 inline std::string section(const std::string& title) {
-  const std::string all = testing::read_file(test_paths::tests() + "/../ARCHITECTURE.md");
+  std::ifstream file(test_paths::tests() + "/../ARCHITECTURE.md");
+  std::stringstream text;
+  text << file.rdbuf();
+  const std::string all = text.str();
   const size_t begin = all.find("## " + title + "\n");
   ZR_CHECK(begin != std::string::npos, "ARCHITECTURE.md has no section '{}'", title);
   return all.substr(begin, all.find("\n## ", begin + 1) - begin);
@@ -72,7 +75,7 @@ inline void expect_path(const Frames& frames, size_t caller, size_t limit,
   const std::string text = section(title);
   size_t at = 0;
   for (size_t i = between; i-- > 1;) {  // from the outermost on; 0 is this test's communicator
-    Strings functions = functions_at(frames[i]);
+    std::vector<std::string> functions = functions_at(frames[i]);
     std::reverse(functions.begin(), functions.end());
     if (functions.empty() || !std::all_of(functions.begin(), functions.end(), is_library)) ++own;
     for (const std::string& function : functions) {

@@ -9,7 +9,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <barrier>
@@ -19,12 +21,16 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <iterator>
@@ -40,12 +46,16 @@
 #include <ranges>
 #include <set>
 #include <span>
+#include <sstream>
 #include <stdexcept>
+#include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <tuple>
+#include <utility>
+#include <vector>
 
-#include "tests/folders.h"
 #include "zerorun/dtype.h"
 #include "zerorun/error.h"
 
@@ -60,15 +70,18 @@ namespace zerorun {
 
 using namespace std::chrono_literals;
 
-using ::testing::AllOf, ::testing::AnyOf, ::testing::Contains, ::testing::ContainsRegex,
-    ::testing::Each, ::testing::ElementsAre, ::testing::EndsWith, ::testing::FieldsAre,
-    ::testing::HasSubstr, ::testing::IsEmpty, ::testing::IsSupersetOf, ::testing::Le,
-    ::testing::MatchesRegex, ::testing::Not, ::testing::SizeIs, ::testing::StartsWith,
-    ::testing::TestParamInfo, ::testing::TestWithParam, ::testing::UnorderedElementsAre,
-    ::testing::Values, ::testing::ValuesIn, ::testing::WithParamInterface;
-
-using Strings = std::vector<std::string>;
-using TextMatcher = ::testing::Matcher<const std::string&>;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
+using ::testing::Not;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
 
 namespace testing {
 
@@ -106,25 +119,6 @@ inline std::map<std::string, std::string> variables(const std::string& text) {
   return found;
 }
 
-// Runs `body(rank)` on threads of this process. Rethrows the error of the lowest failing rank.
-inline void run_threads(int world_size, const std::function<void(int)>& body) {
-  std::vector<std::exception_ptr> errors(static_cast<size_t>(world_size));
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < world_size; ++rank) {
-    ranks.emplace_back([&, rank] {
-      try {
-        body(rank);
-      } catch (...) {
-        errors[static_cast<size_t>(rank)] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
-}
-
 // Values that tests try, and all combinations of several ranges of values.
 inline constexpr std::array kEither = {false, true};
 inline constexpr std::array kStages = {0, 1, 2, 3};
@@ -143,15 +137,55 @@ auto each(const First& first, const Rest&... rest) {
   return all;
 }
 
+// An empty directory for one test, removed with everything in it.
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = ::testing::TempDir() + "zerorun_test_XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + name);
+    path_ = name;
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+
+  const std::filesystem::path& path() const { return path_; }
+  std::string path(const std::string& name) const { return (path_ / name).string(); }
+  // Writes a file, its directories included; returns its path.
+  std::filesystem::path write(const std::string& name, const std::string& text,
+                              bool executable = false) const {
+    const std::filesystem::path path = path_ / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+    if (executable) std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+  std::string read(const std::string& name) const {
+    std::ostringstream text;
+    text << std::ifstream(path_ / name).rdbuf();
+    return text.str();
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
 }  // namespace testing
 
-using testing::each, testing::error_of, testing::HasAll, testing::kEither, testing::kFp32Bf16,
-    testing::kStages, testing::Scratch;
+using testing::each;
+using testing::error_of;
+using testing::HasAll;
+using testing::kEither;
+using testing::kFp32Bf16;
+using testing::kStages;
+
+using testing::Scratch;
 
 }  // namespace zerorun
 
-// That a text has all of these parts.
-#define EXPECT_HAS(text, ...) EXPECT_THAT(text, ::zerorun::HasAll(__VA_ARGS__))
 // That `call` throws an E, or any Error, whose text has all of the parts.
 #define EXPECT_ERROR_OF(E, call, ...)                 \
   EXPECT_THAT(                                        \

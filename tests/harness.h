@@ -6,6 +6,25 @@
 
 namespace zerorun::testing {
 
+// Runs `body(rank)` on threads of this process. Rethrows the error of the lowest failing rank.
+inline void run_threads(int world_size, const std::function<void(int)>& body) {
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(world_size));
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (...) {
+        errors[static_cast<size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
 // The host that a rank is on.
 using HostOf = std::function<std::string(int rank)>;
 
@@ -35,7 +54,7 @@ struct World {
   std::chrono::milliseconds timeout = 30s;
 };
 
-// Runs `body` on their threads, with a communicator of all of them.
+// The same with a communicator of all of them.
 inline void run_ranks(const World& world, const std::function<void(Communicator&)>& body) {
   const auto store = make_memory_store();
   run_threads(world.ranks, [&](int rank) {
@@ -47,22 +66,6 @@ inline void run_ranks(const World& world, const std::function<void(Communicator&
 }
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body) {
   run_ranks(World{.ranks = ranks}, body);
-}
-
-// A value of each rank, which sets its own; of bools, too.
-template <typename T>
-struct PerRank : std::deque<T> {
-  explicit PerRank(int ranks) : std::deque<T>(static_cast<size_t>(ranks)) {}
-  T& operator[](int rank) { return this->at(static_cast<size_t>(rank)); }
-  T& operator[](const Communicator& comm) { return (*this)[comm.rank()]; }
-};
-
-// What `body` gives on each rank.
-template <typename Body>
-auto results_of(const World& world, const Body& body) {
-  PerRank<std::invoke_result_t<Body, Communicator&>> results(world.ranks);
-  run_ranks(world, [&](Communicator& comm) { results[comm] = body(comm); });
-  return results;
 }
 
 // Waits on the caller's thread.
@@ -106,7 +109,7 @@ class ForwardingStore : public Store {
 
 // How many files, threads, ... a folder like /proc/self/fd or /proc/self/task has.
 inline int64_t entries(const char* folder) {
-  return std::distance(fs::directory_iterator(folder), {});
+  return std::distance(std::filesystem::directory_iterator(folder), {});
 }
 
 // How many mappings of shared segments this process has: they are files without a name.

@@ -73,21 +73,25 @@ TEST(LossScaler, FollowsTheReferenceOverRandomSequencesAndSettings) {
   }
 }
 
-TEST(LossScaler, StaticNeverMovesAndOptionsOutOfRangeAreRefused) {
+TEST(LossScaler, StaticScaleNeverMovesAndIsNeverExhausted) {
   LossScaler scaler({.static_scale = 1, .hysteresis = 1});
   for (int i = 0; i < 5000; ++i) EXPECT_EQ(scaler.update(false), LossScaler::Outcome::kept);
   EXPECT_FALSE(scaler.at_minimum());
   EXPECT_EQ(scaler.update(true), LossScaler::Outcome::skipped);
   EXPECT_EQ(scaler.scale(), 1);
+}
+
+TEST(LossScaler, RefusesOptionsOutOfRange) {
   EXPECT_THROW(LossScaler({.static_scale = -1}), ConfigError);
   EXPECT_THROW(LossScaler({.static_scale = INFINITY}), ConfigError);
   EXPECT_THROW(LossScaler({.window = 0}), ConfigError);
   EXPECT_THROW(LossScaler({.hysteresis = 0}), ConfigError);
   EXPECT_THROW(LossScaler({.min_scale = 0}), ConfigError);
+  LossScaler scaler(LossScalerOptions{});
   EXPECT_THROW(scaler.load_state({.cur_scale = NAN}), ConfigError);
 }
 
-TEST(ClipFactor, MatchesTorchAndKeepsInfinityAndNanVisible) {
+TEST(ClipFactor, MatchesTorch) {
   std::ifstream file(test_paths::tests() + "/zero/data/rules_golden.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
   ASSERT_FALSE(golden["clip"].empty());
@@ -95,6 +99,9 @@ TEST(ClipFactor, MatchesTorchAndKeepsInfinityAndNanVisible) {
     const double factor = run["factor"];
     EXPECT_NEAR(clip_factor(run["norm"], run["max_norm"]), factor, 1e-14 * factor);
   }
+}
+
+TEST(ClipFactor, IsOneWhereNothingIsClippedAndKeepsInfinityAndNanVisible) {
   EXPECT_EQ(clip_factor(1e30, 0.0), 1.0);
   EXPECT_EQ(clip_factor(0.0, 1.0), 1.0);
   EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);

@@ -7,6 +7,8 @@
 namespace zerorun::testing {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr int kCannotTrace = 77;
 
 // A system call that has returned.
@@ -66,7 +68,7 @@ struct SaveCase {
 };
 
 // A directory that holds one good checkpoint, and a save that is about to add another.
-struct Crash : TestWithParam<SaveCase> {
+struct Crash : ::testing::TestWithParam<SaveCase> {
   Crash() {
     fs::create_directory(before_);
     whole_.save({before_.string(), "old", ""}, kOld);
@@ -175,8 +177,8 @@ TEST_P(Crash, NothingIsRenamedBeforeItIsOnTheDisk) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tags, Crash,
-                         Values(SaveCase{"new"}, SaveCase{"old"}, SaveCase{"new", true},
-                                SaveCase{"old", true}),
+                         ::testing::Values(SaveCase{"new"}, SaveCase{"old"}, SaveCase{"new", true},
+                                           SaveCase{"old", true}),
                          [](const auto& save) {
                            return fmt::format("{}_tag{}", save.param.tag,
                                               save.param.beside ? "_async" : "");
@@ -207,10 +209,10 @@ TEST(OffloadCrashChild, DISABLED_Trains) {
                    RefusedTo::all_threads);
     }).detach();
   }
-  run_engines({nvme_config()}, [](Engine& engine, Communicator& comm) {
+  with_engine(2, nvme_config(), [](Engine& engine, Communicator& comm) {
     if (fs::exists("checkpoints/latest")) load_checkpoint(engine.states(), comm, "checkpoints");
     while (engine.states().progress().step_count < kSteps) {
-      train(engine, comm.rank(), 1);
+      train(engine, comm, 1);
       save_checkpoint(engine.states(), comm, {.directory = "checkpoints"});
     }
     const uint64_t hash = engine.states().parameter_hash();

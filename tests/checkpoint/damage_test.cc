@@ -7,6 +7,8 @@
 namespace zerorun::testing {
 namespace {
 
+namespace fs = std::filesystem;
+
 // A checkpoint of two ranks, small enough to damage every byte of it.
 struct Damage : ::testing::Test {
   Damage() {
@@ -84,13 +86,13 @@ struct Damage : ::testing::Test {
 
   FakeModel model_;
   TemporaryDirectory directory_;
-  Strings lines_;  // that verify_checkpoint reported
+  std::vector<std::string> lines_;  // that verify_checkpoint reported
   fs::path manifest_;
   std::vector<fs::path> shards_;
   std::shared_ptr<Communicator> comm_ = make_communicator({});
 };
 
-TEST_F(Damage, NoChangedByteAndNoMissingEndGoesUnnoticed) {
+TEST_F(Damage, NoChangedByteGoesUnnoticed) {
   for (const fs::path& path : {manifest_, shards_[0], shards_[1]}) {
     const std::string good = read_file(path);
     // The spaces that fill up a header are alike.
@@ -100,17 +102,24 @@ TEST_F(Damage, NoChangedByteAndNoMissingEndGoesUnnoticed) {
       std::string bad = good;
       bad[i] = static_cast<char>(bad[i] ^ (1 << i % 8));
       write_file(path, bad);
-      EXPECT_HAS(load(), path.filename().string()) << i;
+      EXPECT_THAT(load(), HasSubstr(path.filename().string())) << i;
     }
-    for (size_t length = 0; length < good.size(); length += 7) {
-      write_file(path, good.substr(0, length));
-      EXPECT_HAS(load(), path.filename().string()) << length;
-    }
-    write_file(path, good + '\0');
-    EXPECT_HAS(load(), path.filename().string());
     write_file(path, good);
   }
   EXPECT_EQ(load(), "loaded");
+}
+
+TEST_F(Damage, NoMissingEndGoesUnnoticed) {
+  for (const fs::path& path : {manifest_, shards_[0], shards_[1]}) {
+    const std::string good = read_file(path);
+    for (size_t length = 0; length < good.size(); length += 7) {
+      write_file(path, good.substr(0, length));
+      EXPECT_THAT(load(), HasSubstr(path.filename().string())) << length;
+    }
+    write_file(path, good + '\0');
+    EXPECT_THAT(load(), HasSubstr(path.filename().string()));
+    write_file(path, good);
+  }
 }
 
 TEST_F(Damage, NamesFileOffsetAndParameter) {
@@ -118,13 +127,13 @@ TEST_F(Damage, NamesFileOffsetAndParameter) {
   std::string bytes = read_file(shards_[1]);
   bytes[header] ^= 1;
   write_file(shards_[1], bytes);
-  EXPECT_HAS(load(), shards_[1].string(), fmt::format("offset {}", header),
-             "elements [6, 15) of weight (master)");
+  EXPECT_THAT(load(), HasAll(shards_[1].string(), fmt::format("offset {}", header),
+                             "elements [6, 15) of weight (master)"));
 }
 
 TEST_F(Damage, AMissingFileIsNamedAndALinkThatLeadsNowhereIsNone) {
   fs::remove(shards_[1]);
-  EXPECT_HAS(load(), shards_[1].string() + " is missing");
+  EXPECT_THAT(load(), HasSubstr(shards_[1].string() + " is missing"));
   for (const fs::path& target : {shards_[1], fs::path("nowhere")}) {
     fs::remove(shards_[1]);
     fs::create_symlink(target, shards_[1]);
@@ -161,7 +170,7 @@ TEST_F(Damage, WhatDoesNotFitIsNamed) {
   fs::copy(folder(), good.path() / "t");
   for (const auto& [damage, error] : cases) {
     damage();
-    EXPECT_HAS(load(), error);
+    EXPECT_THAT(load(), HasSubstr(error));
     fs::copy(good.path() / "t", folder(),
              fs::copy_options::recursive | fs::copy_options::overwrite_existing);
   }
@@ -181,7 +190,7 @@ TEST_F(Damage, ForgedManifestsAreRefused) {
            {"\"version\": 4", "\"version\": 3", "only: load it with the zerorun that saved it"},
            {"\"version\": 4", "\"version\": 7", "format version 7"},
            {"\"step\": 0", "\"step\": 0", "loaded"}}) {
-    EXPECT_HAS(load_forged(from, to), error);
+    EXPECT_THAT(load_forged(from, to), HasSubstr(error));
   }
 }
 
@@ -193,7 +202,7 @@ TEST_F(Damage, AChangedByteOfABufferIsFound) {
   for (const std::string& name : names_in(directory_.path() / "b")) {
     if (name.starts_with("buffers-")) flip_last_bit(directory_.path() / "b" / name);
   }
-  EXPECT_HAS(verify_error((directory_.path() / "b").string()), "of the buffer 'mean'");
+  EXPECT_THAT(verify_error((directory_.path() / "b").string()), HasSubstr("of the buffer 'mean'"));
 }
 
 TEST_F(Damage, VerifyReportsEveryCheckpoint) {
@@ -208,8 +217,8 @@ TEST_F(Damage, VerifyReportsEveryCheckpoint) {
 
   flip_last_bit(shards_[0]);
   write_file(directory_.path() / "latest", "gone\n");
-  EXPECT_HAS(verify_error(directory_.string()), shards_[0].string(), "gone holds no checkpoint",
-             Not(HasSubstr("ok")));
+  EXPECT_THAT(verify_error(directory_.string()),
+              HasAll(shards_[0].string(), "gone holds no checkpoint", Not(HasSubstr("ok"))));
   EXPECT_THAT(lines_, ElementsAre(HasSubstr("/good: ok")));
 }
 

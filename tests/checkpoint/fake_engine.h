@@ -1,6 +1,7 @@
 #pragma once
 
 #include "core/check.h"
+#include "tests/checkpoint/temporary_directory.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
 

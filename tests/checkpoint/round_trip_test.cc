@@ -31,7 +31,7 @@ void expect_round_trip(const Sharded& saving, const Sharded& loading) {
   });
 }
 
-class Resharding : public TestWithParam<std::tuple<int, int, DType>> {};
+class Resharding : public ::testing::TestWithParam<std::tuple<int, int, DType>> {};
 
 TEST_P(Resharding, GivesEveryElementBack) {
   const auto [saving, loading, dtype] = GetParam();
@@ -45,7 +45,7 @@ TEST_P(Resharding, GivesEveryElementBack) {
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, Resharding,
                          ::testing::Combine(::testing::Range(1, 5), ::testing::Range(1, 5),
-                                            Values(DType::bf16, DType::fp32)));
+                                            ::testing::Values(DType::bf16, DType::fp32)));
 
 TEST(RoundTrip, ParametersLongerThanARecord) {
   FakeModel model;
@@ -159,8 +159,8 @@ uint64_t handed_over(int from, int to) {
   std::map<std::pair<ParameterId, size_t>, std::vector<float>> tensors;
   EngineProgress progress;
   std::mutex mutex;
-  run_engines({Setting{from}.config(), from}, [&](Engine& engine, Communicator& comm) {
-    train(engine, comm.rank(), kSavedAfter);
+  with_engine(from, Setting{from}.config(), [&](Engine& engine, Communicator& comm) {
+    train(engine, comm, kSavedAfter);
     const std::scoped_lock lock(mutex);
     progress = engine.states().progress();
     for_each_part(engine, [&](const auto& key, size_t begin, std::span<float> elements) {
@@ -169,15 +169,19 @@ uint64_t handed_over(int from, int to) {
       std::copy(elements.begin(), elements.end(), tensor.begin() + static_cast<ptrdiff_t>(begin));
     });
   });
-  return hash_after({Setting{to}.config(), to}, [&](Engine& engine, Communicator& comm) {
+  uint64_t hash = 0;
+  with_engine(to, Setting{to}.config(), [&](Engine& engine, Communicator& comm) {
     for_each_part(engine, [&](const auto& key, size_t begin, std::span<float> elements) {
       std::copy_n(tensors.at(key).begin() + static_cast<ptrdiff_t>(begin), elements.size(),
                   elements.begin());
     });
     engine.states().set_progress(progress);
     engine.states().refresh_from_masters();
-    train(engine, comm.rank(), 1);
+    train(engine, comm, 1);
+    const uint64_t own = engine.states().parameter_hash();
+    if (comm.rank() == 0) hash = own;
   });
+  return hash;
 }
 
 TEST(Matrix, AnyJobContinuesWhatAnyOtherSaved) {
@@ -189,18 +193,16 @@ TEST(Matrix, AnyJobContinuesWhatAnyOtherSaved) {
   }
   for (size_t i = 0; i < settings.size(); ++i) {
     const TemporaryDirectory directory;
-    const ToyJob saving{settings[i].config(), settings[i].ranks};
-    run_engines(saving, [&](Engine& engine, Communicator& comm) {
-      train(engine, comm.rank(), kSavedAfter);
+    with_engine(settings[i].ranks, settings[i].config(), [&](Engine& engine, Communicator& comm) {
+      train(engine, comm, kSavedAfter);
       save_checkpoint(engine.states(), comm, {.directory = directory.string()});
     });
     for (size_t j = 0; j < settings.size(); ++j) {
       // 13 and 43 have no common factor: over all i, every j comes as often.
       if (!all && (13 * i + j) % settings.size() > 2) continue;
-      const ToyJob loading{settings[j].config(), settings[j].ranks};
-      run_engines(loading, [&](Engine& engine, Communicator& comm) {
+      with_engine(settings[j].ranks, settings[j].config(), [&](Engine& engine, Communicator& comm) {
         EXPECT_EQ(load_checkpoint(engine.states(), comm, directory.string()).step, kSavedAfter);
-        train(engine, comm.rank(), 1);
+        train(engine, comm, 1);
         EXPECT_EQ(engine.states().parameter_hash(),
                   expected.at({settings[i].ranks, settings[j].ranks}))
             << settings[i].name() << " to " << settings[j].name();

@@ -90,7 +90,9 @@ inline std::string name_of(const Setup& setup) {
                      setup.stream == StreamKind::worker ? "worker" : "inline",
                      setup.memory == Memory::shared ? "shared" : "own");
 }
-inline std::string name_of_setup(const TestParamInfo<Setup>& info) { return name_of(info.param); }
+inline std::string name_of_setup(const ::testing::TestParamInfo<Setup>& info) {
+  return name_of(info.param);
+}
 // Else GoogleTest prints the bytes.
 inline void PrintTo(const Setup& setup, std::ostream* out) { *out << name_of(setup); }
 

@@ -16,18 +16,14 @@ struct Dtypes {
   DType in;
   DType out;
 };
-constexpr std::array<Dtypes, 8> reducible() {
-  using enum DType;
-  return {{{fp32, fp32},
-           {bf16, bf16},
-           {fp32, fp16},
-           {bf16, fp32},
-           {bf16, fp16},
-           {fp16, fp16},
-           {fp16, fp32},
-           {int64, int64}}};
-}
-constexpr std::array kReducible = reducible();
+constexpr std::array<Dtypes, 8> kReducible = {{{DType::fp32, DType::fp32},
+                                               {DType::bf16, DType::bf16},
+                                               {DType::fp32, DType::fp16},
+                                               {DType::bf16, DType::fp32},
+                                               {DType::bf16, DType::fp16},
+                                               {DType::fp16, DType::fp16},
+                                               {DType::fp16, DType::fp32},
+                                               {DType::int64, DType::int64}}};
 // Nothing, one, a prime that is staged at once, and one that is staged in chunks or read in place.
 constexpr std::array<int64_t, 4> kSizes = {0, 1, 4099, 70001};
 constexpr std::array<int64_t, 4> kParts = {0, 1, 4099, 40009};  // times the world size
@@ -36,7 +32,7 @@ constexpr std::array<int64_t, 4> kParts = {0, 1, 4099, 40009};  // times the wor
 bool is_large(int64_t numel) { return numel > 10000; }
 bool cut_like_others(DType dtype) { return dtype == DType::fp16 || dtype == DType::int64; }
 
-struct ConformanceTest : TestWithParam<Setup> {
+struct ConformanceTest : ::testing::TestWithParam<Setup> {
   void SetUp() override { GetParam().transport.enter(); }
   void TearDown() override { GetParam().transport.leave(); }
 
@@ -422,7 +418,7 @@ std::vector<Setup> setups() {
   }
   return setups;
 }
-INSTANTIATE_TEST_SUITE_P(Transports, ConformanceTest, ValuesIn(setups()), name_of_setup);
+INSTANTIATE_TEST_SUITE_P(Transports, ConformanceTest, ::testing::ValuesIn(setups()), name_of_setup);
 
 }  // namespace
 }  // namespace zerorun::testing

@@ -29,13 +29,13 @@ struct Divergence {
 };
 void PrintTo(const Divergence& divergence, std::ostream* out) { *out << divergence.name; }
 
-class DivergenceTest : public TestWithParam<Divergence> {};
+class DivergenceTest : public ::testing::TestWithParam<Divergence> {};
 
 TEST_P(DivergenceTest, IsAnErrorNamingBothSidesOnEveryRank) {
   run_ranks(3, [](Communicator& communicator) {
     const Call& call = communicator.rank() == 2 ? GetParam().other : GetParam().one;
     const std::string error = error_of([&] { call(communicator); });
-    EXPECT_HAS(error, "ranks diverged", "rank 0", "rank 2", Not(HasSubstr("rank 1 (pid")));
+    EXPECT_THAT(error, HasAll("ranks diverged", "rank 0", "rank 2", Not(HasSubstr("rank 1 (pid"))));
     EXPECT_EQ(error_of_barrier(communicator, "later"), error);
   });
 }
@@ -58,18 +58,20 @@ Call allocates(Sharing sharing, size_t nbytes = 100) {
 
 INSTANTIATE_TEST_SUITE_P(
     Calls, DivergenceTest,
-    Values(Divergence{"operation", sums(8), waits("a")}, Divergence{"numel", sums(8), sums(4)},
-           Divergence{"large_numel", sums(1 << 20), sums(4)},
-           Divergence{"dtype", sums(8), sums(4, DType::bf16)},
-           Divergence{"reduce_op", sums(8), sums(8, DType::fp32, ReduceOp::max)},
-           Divergence{"label", waits("bucket 1"), waits("bucket 2")},
-           Divergence{"root", gets_from(0), gets_from(1)},
-           Divergence{"allocation", allocates(Sharing::per_rank), allocates(Sharing::per_host)},
-           Divergence{"allocated_bytes", allocates(Sharing::per_rank),
-                      allocates(Sharing::per_rank, 200)}),
+    ::testing::Values(Divergence{"operation", sums(8), waits("a")},
+                      Divergence{"numel", sums(8), sums(4)},
+                      Divergence{"large_numel", sums(1 << 20), sums(4)},
+                      Divergence{"dtype", sums(8), sums(4, DType::bf16)},
+                      Divergence{"reduce_op", sums(8), sums(8, DType::fp32, ReduceOp::max)},
+                      Divergence{"label", waits("bucket 1"), waits("bucket 2")},
+                      Divergence{"root", gets_from(0), gets_from(1)},
+                      Divergence{"allocation", allocates(Sharing::per_rank),
+                                 allocates(Sharing::per_host)},
+                      Divergence{"allocated_bytes", allocates(Sharing::per_rank),
+                                 allocates(Sharing::per_rank, 200)}),
     [](const auto& divergence) { return divergence.param.name; });
 
-TEST(FailureTest, RanksOfDifferentWorldSizesOrOfTheSameRankAreToldSo) {
+TEST(FailureTest, RanksThatExpectDifferentWorldSizesAreToldSo) {
   const auto store = make_memory_store();
   const auto join = [&](int rank, int world_size) {
     return error_of([&] { make_communicator(options_of_rank(rank, world_size, store)); });
@@ -77,18 +79,20 @@ TEST(FailureTest, RanksOfDifferentWorldSizesOrOfTheSameRankAreToldSo) {
   auto other = std::async(std::launch::async, [&] { return join(1, 3); });
   EXPECT_EQ(join(0, 2), "rank 1 expects 3 ranks, but rank 0 expects 2");
   EXPECT_EQ(other.get(), "rank 1 expects 3 ranks, but rank 0 expects 2");
-  const auto another = make_memory_store();
+}
+
+TEST(FailureTest, OneOfTwoProcessesThatAreTheSameRankIsToldSo) {
+  const auto store = make_memory_store();
   std::array<std::shared_ptr<Communicator>, 3> joined;
-  const auto join_as = [&](size_t process, int rank) {
-    return error_of(
-        [&] { joined[process] = make_communicator(options_of_rank(rank, 2, another)); });
+  const auto join = [&](size_t process, int rank) {
+    return error_of([&] { joined[process] = make_communicator(options_of_rank(rank, 2, store)); });
   };
-  auto one = std::async(std::launch::async, [&] { return join_as(1, 1); });
-  auto two = std::async(std::launch::async, [&] { return join_as(2, 1); });
-  EXPECT_EQ(join_as(0, 0), "");
-  EXPECT_THAT(
-      (std::vector{one.get(), two.get()}),
-      UnorderedElementsAre("", "rank 1 is taken by another process: each needs its own RANK"));
+  auto one = std::async(std::launch::async, [&] { return join(1, 1); });
+  auto other = std::async(std::launch::async, [&] { return join(2, 1); });
+  EXPECT_EQ(join(0, 0), "");
+  EXPECT_THAT((std::vector{one.get(), other.get()}),
+              ::testing::UnorderedElementsAre(
+                  "", "rank 1 is taken by another process: each needs its own RANK"));
 }
 
 TEST(FailureTest, ErrorsOfAWorkerStreamSurfaceWhenItIsSynchronised) {
@@ -100,7 +104,7 @@ TEST(FailureTest, ErrorsOfAWorkerStreamSurfaceWhenItIsSynchronised) {
     EXPECT_ERROR(event.synchronize(), "rank 1");
     EXPECT_ERROR(stream->synchronize(), "rank 1");
     // Another stream learns it too.
-    EXPECT_HAS(error_of_barrier(communicator, "other"), "rank 1");
+    EXPECT_THAT(error_of_barrier(communicator, "other"), HasSubstr("rank 1"));
   });
 }
 
@@ -112,8 +116,8 @@ TEST(FailureTest, ACollectiveThatAFailedStreamSkipsIsTheErrorOfAll) {
     if (communicator.rank() == 1) {
       EXPECT_EQ(error_of<IoError>([&] { event.synchronize(); }), "disk is full");
     }
-    EXPECT_HAS(error_of_barrier(communicator, "next"), "rank 1", "'checkpoint written'",
-               "was skipped");
+    EXPECT_THAT(error_of_barrier(communicator, "next"),
+                HasAll("rank 1", "'checkpoint written'", "was skipped"));
   });
 }
 

@@ -21,7 +21,7 @@ TEST(GroupTest, CallsCountAndAreObservedWhereTheGroupComesFrom) {
   run_ranks(4, [](Communicator& world) {
     const Grid grid(world);
     std::mutex mutex;
-    Strings labels;
+    std::vector<std::string> labels;
     Subscription observed = world.observe([&](const CollectiveSpan& span) {
       const std::lock_guard lock(mutex);
       labels.push_back(span.label);
@@ -89,7 +89,7 @@ TEST(GroupTest, AnAbortEndsTheWaitsInOtherGroups) {
       if (world.rank() != 0) told.wait();
       const std::string error = error_of_barrier(*grid.column, "step 7");
       if (world.rank() == 0) told.count_down();
-      EXPECT_HAS(error, "rank 1", "out of data");
+      EXPECT_THAT(error, HasAll("rank 1", "out of data"));
     });
   }
 }
@@ -122,8 +122,10 @@ TEST(GroupTest, ADeadlineNamesTheGroupAndTheRanksOfTheJob) {
 void expect_told_of(int killed, bool has_store, Processes& ranks) {
   for (const int survivor : {0, 1, 2, 3}) {
     if (survivor == killed) continue;
-    EXPECT_HAS(ranks.result(survivor), fmt::format("rank {}", killed), "died",
-               AnyOf(names_a_group_of(killed), names_a_group_of(has_store ? killed : survivor)))
+    EXPECT_THAT(
+        ranks.result(survivor),
+        HasAll(fmt::format("rank {}", killed), "died",
+               AnyOf(names_a_group_of(killed), names_a_group_of(has_store ? killed : survivor))))
         << "rank " << survivor << " when rank " << killed << " is killed";
   }
 }
@@ -250,7 +252,7 @@ TEST(SplitTest, RanksThatDivergeInAGroupGetItsName) {
         half->broadcast(view_of(std::span(&word, 1)), 0, *make_inline_stream(), "word")
             .synchronize();
       });
-      EXPECT_HAS(error, "h1: step", "h1: word", "rank 2", "rank 3");
+      EXPECT_THAT(error, HasAll("h1: step", "h1: word", "rank 2", "rank 3"));
     });
   }
 }

@@ -167,8 +167,8 @@ TEST(HostsTest, ARankThatDoesNotJoinIsNamed) {
         options_of_rank(rank, 3, store, std::chrono::milliseconds(rank == 0 ? 300 : 2000));
     options.host = std::to_string(rank);
     const std::string error = error_of([&] { make_communicator(options); });
-    EXPECT_HAS(error, fmt::format("rank {} waited", rank),
-               rank == 0 ? "2 of 3 to join" : "all 3 ranks");
+    EXPECT_THAT(error, HasAll(fmt::format("rank {} waited", rank),
+                              rank == 0 ? "2 of 3 to join" : "all 3 ranks"));
   });
 }
 
@@ -225,12 +225,12 @@ TEST(Connecting, ARankThatFailsAfterItHasToldItsAddressIsHeard) {
   run_threads(2, [&](int rank) {
     std::shared_ptr<Store> own = store;
     if (rank == 1) own = std::make_shared<BrokenStore>(store);
-    EXPECT_HAS(error_of([&] {
-                 const auto communicator = make_communicator(options_of(rank, 2, own));
-                 // A connection that the system has made for the peer may seem to be one.
-                 barrier(*communicator, "first");
-               }),
-               "rank 1 cannot go on");
+    EXPECT_THAT(error_of([&] {
+                  const auto communicator = make_communicator(options_of(rank, 2, own));
+                  // A connection that the system has made for the peer may seem to be one.
+                  barrier(*communicator, "first");
+                }),
+                HasSubstr("rank 1 cannot go on"));
   });
   EXPECT_LT(Clock::now() - started, kTimeout / 2);
 }
@@ -242,11 +242,11 @@ TEST(Connecting, AConnectionThatIsWaitedForTooLongIsAnErrorThatNamesThePeer) {
   const Topology topology({"a", "b"});
   hierarchical::Connecting connecting(options, topology);
   std::promise<void> cancelled;
-  EXPECT_HAS(error_of([&] {
-               connecting.run(
-                   1, [&] { cancelled.get_future().wait(); }, [&] { cancelled.set_value(); });
-             }),
-             "rank 0 waited 0.", "for rank 1 to make a connection", "GLOO_SOCKET_IFNAME");
+  EXPECT_THAT(error_of([&] {
+                connecting.run(
+                    1, [&] { cancelled.get_future().wait(); }, [&] { cancelled.set_value(); });
+              }),
+              HasAll("rank 0 waited 0.", "for rank 1 to make a connection", "GLOO_SOCKET_IFNAME"));
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ struct StallTest : ::testing::Test {
       const std::string error = ranks.result(rank);
       if (rank == 0) first = error;
       EXPECT_EQ(error, first);
-      EXPECT_HAS(error, "waited", "'bucket 7'");
+      EXPECT_THAT(error, HasAll("waited", "'bucket 7'"));
     }
     text = ::testing::internal::GetCapturedStderr();
     return nlohmann::json::parse(std::ifstream(file_));
@@ -69,8 +69,8 @@ TEST_F(StallTest, ARankThatWasStoppedIsSaidToBe) {
   std::string text;
   const nlohmann::json report = report_of(nullptr, 3, text);
   EXPECT_EQ(count(text, "stands still"), 1) << text;
-  EXPECT_HAS(report["ranks"][3]["state"], "is stopped");
-  EXPECT_HAS(text, "shows no Python stack");
+  EXPECT_THAT(report["ranks"][3]["state"], HasSubstr("is stopped"));
+  EXPECT_THAT(text, HasSubstr("shows no Python stack"));
 }
 
 TEST_F(StallTest, OneOfTheRanksOfAHostThatWaitSaysItForAll) {
@@ -83,7 +83,7 @@ TEST_F(StallTest, OneOfTheRanksOfAHostThatWaitSaysItForAll) {
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(ranks.result(rank), "came");
   const std::string text = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(count(text, "waited"), 1) << text;
-  EXPECT_HAS(text, "rank 0 and 2 more have waited 10 s in barrier");
+  EXPECT_THAT(text, HasSubstr("rank 0 and 2 more have waited 10 s in barrier"));
 }
 
 TEST_F(StallTest, OneTableShowsTheRanksOfAllHosts) {
@@ -91,18 +91,18 @@ TEST_F(StallTest, OneTableShowsTheRanksOfAllHosts) {
     std::string text;
     const nlohmann::json report = report_of(hosts_of(ranks_of_host), -1, text);
     EXPECT_EQ(count(text, "stands still"), 1) << text;
-    EXPECT_HAS(text, "outside of collectives", file_);
+    EXPECT_THAT(text, HasAll("outside of collectives", file_));
     ASSERT_EQ(report["ranks"].size(), kRanks);
     const nlohmann::json& stuck = report["ranks"][3];
     EXPECT_TRUE(stuck["waits_for"].is_null());
     EXPECT_EQ(stuck["label"], "together");
-    EXPECT_HAS(stuck["last_operation"], "barrier #1 'together'");
+    EXPECT_THAT(stuck["last_operation"], HasSubstr("barrier #1 'together'"));
     if (ranks_of_host == 1) continue;
     for (int number = 0; number < 3; ++number) {
       const nlohmann::json& rank = report["ranks"][number];
       EXPECT_EQ(rank["state"], "waits");
       EXPECT_EQ(rank["label"], "bucket 7");
-      EXPECT_HAS(rank["last_operation"], "barrier #2");
+      EXPECT_THAT(rank["last_operation"], HasSubstr("barrier #2"));
       EXPECT_GE(rank["waited_s"], 2.5);
     }
     EXPECT_EQ(report["ranks"][2]["waits_for"], 3);
@@ -119,9 +119,10 @@ TEST_F(StallTest, ActivitiesSurviveTheirWayThroughTheStore) {
                           .waits_for = 3,
                           .waited_s = 12.5,
                           .python_stacks = "f\nno utf-8: \xff\n"};
-  EXPECT_THAT(decode_activities(encode_activities({rank})),
-              ElementsAre(FieldsAre(5, 77, "b", "waits", rank.operation, "x", std::optional(3),
-                                    12.5, StartsWith("f\nno utf-8: "))));
+  EXPECT_THAT(
+      decode_activities(encode_activities({rank})),
+      ElementsAre(::testing::FieldsAre(5, 77, "b", "waits", rank.operation, "x", std::optional(3),
+                                       12.5, StartsWith("f\nno utf-8: "))));
   EXPECT_THROW(decode_activities("[{}]"), CommError);
   EXPECT_THROW(decode_activities("nothing"), CommError);
 }
@@ -135,8 +136,8 @@ TEST_F(StallTest, AJobOfManyRanksShowsSomeOfThoseThatWait) {
   CommunicatorOptions options;
   options.world_size = 1000;
   const std::string table = StallReport("rank 0 waited", GroupOptions(options), ranks).table();
-  EXPECT_HAS(table, "and 867 more ranks that wait", "\n   700  ",
-             "100 ranks are on hosts that did not answer");
+  EXPECT_THAT(table, HasAll("and 867 more ranks that wait", "\n   700  ",
+                            "100 ranks are on hosts that did not answer"));
   EXPECT_LT(count(table, "\n"), 45U);
 }
 
@@ -149,7 +150,7 @@ TEST_F(StallTest, AGroupSaysThatItsRanksAreNotAll) {
   GroupOptions group(options);
   group.job_size = 8;
   const StallReport report("rank 2 waited", group, ranks);
-  EXPECT_HAS(report.table(), "these are the 2 ranks of the group; the job has 8");
+  EXPECT_THAT(report.table(), HasSubstr("these are the 2 ranks of the group; the job has 8"));
   EXPECT_EQ(nlohmann::json::parse(report.json()).at("job_size"), 8);
 }
 

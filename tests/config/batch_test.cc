@@ -93,26 +93,25 @@ TEST(ResolveBatch, PrintsEachTermItsSourceAndTheNearestSettings) {
             "train_micro_batch_size_per_gpu 3 (given) x gradient_accumulation_steps 1 (inferred) x "
             "2 ranks = 6; nearest valid: train_batch_size 12 (accumulation 2) or 6 (accumulation "
             "1)");
-  EXPECT_HAS(batch_error({10, 0, 4}, 1),
-             "size_per_gpu 2 (inferred) x gradient_accumulation_steps 4 (given) x 1 rank "
-             "= 8; nearest valid: train_batch_size 8 (micro-batch 2) or 12");
-  EXPECT_HAS(batch_error({16, 2, 2}, 2),
-             "nearest valid: train_batch_size 8, or "
-             "gradient_accumulation_steps 4");
-  EXPECT_HAS(batch_error({7, 4, 3}, 2),
-             "train_batch_size 24, or train_batch_size 8 with "
-             "gradient_accumulation_steps 1");
+  EXPECT_THAT(
+      batch_error({10, 0, 4}, 1),
+      HasSubstr("size_per_gpu 2 (inferred) x gradient_accumulation_steps 4 (given) x 1 rank "
+                "= 8; nearest valid: train_batch_size 8 (micro-batch 2) or 12"));
+  EXPECT_THAT(batch_error({16, 2, 2}, 2), HasSubstr("nearest valid: train_batch_size 8, or "
+                                                    "gradient_accumulation_steps 4"));
+  EXPECT_THAT(batch_error({7, 4, 3}, 2),
+              HasSubstr("train_batch_size 24, or train_batch_size 8 with "
+                        "gradient_accumulation_steps 1"));
 }
 
 TEST(ResolveBatch, RejectsWhatIsNoCount) {
-  EXPECT_HAS(batch_error({}, 2),
-             "neither train_batch_size nor "
-             "train_micro_batch_size_per_gpu is given; set one");
-  EXPECT_HAS(batch_error({0, 0, 4}, 2), "only gradient_accumulation_steps 4; set one");
-  EXPECT_HAS(batch_error({-8, 0, 0}, 2), "train_batch_size is -8, expected at least 1");
-  EXPECT_HAS(batch_error({0, -1, 0}, 2), "train_micro_batch_size_per_gpu is -1");
-  EXPECT_HAS(batch_error({8, 0, -2}, 2), "gradient_accumulation_steps is -2");
-  EXPECT_HAS(batch_error({8, 0, 0}, 0), "world size 0");
+  EXPECT_THAT(batch_error({}, 2), HasSubstr("neither train_batch_size nor "
+                                            "train_micro_batch_size_per_gpu is given; set one"));
+  EXPECT_THAT(batch_error({0, 0, 4}, 2), HasSubstr("only gradient_accumulation_steps 4; set one"));
+  EXPECT_THAT(batch_error({-8, 0, 0}, 2), HasSubstr("train_batch_size is -8, expected at least 1"));
+  EXPECT_THAT(batch_error({0, -1, 0}, 2), HasSubstr("train_micro_batch_size_per_gpu is -1"));
+  EXPECT_THAT(batch_error({8, 0, -2}, 2), HasSubstr("gradient_accumulation_steps is -2"));
+  EXPECT_THAT(batch_error({8, 0, 0}, 0), HasSubstr("world size 0"));
 }
 
 TEST(ResolveBatch, ContradictionsInAFileNameFileKeyAndPosition) {
@@ -139,7 +138,7 @@ TEST(ResolveBatch, SurvivesTheLargestNumbers) {
     const BatchConfig batch = resolve_batch({total, micro, steps}, ranks);
     EXPECT_EQ(batch.train_batch_size / batch.micro_batch_size / batch.accumulation_steps, ranks);
   }
-  EXPECT_HAS(batch_error({0, kMax, 2}, 1), "more than 2^63");
+  EXPECT_THAT(batch_error({0, kMax, 2}, 1), HasSubstr("more than 2^63"));
 }
 
 std::string elastic(const std::string& keys, const std::string& beside = "") {
@@ -181,7 +180,7 @@ TEST(Elasticity, TakesThePlaceOfTheBatchKeys) {
   resolve_auto(parsed, {.world_size = 2});
   EXPECT_EQ(parsed.config.batch.train_batch_size, 96);
   const std::string shown = show_config(parsed, {.world_size = 2});
-  EXPECT_HAS(shown, "\"train_batch_size\": 96,  // inferred");
+  EXPECT_THAT(shown, HasSubstr("\"train_batch_size\": 96,  // inferred"));
   parsed.config.batch = {.micro_batch_size = 4};
   EXPECT_ERROR_OF(ConfigError, batch_for(parsed, 2),
                   "the program sets /train_micro_batch_size_per_gpu to 4");
@@ -195,9 +194,9 @@ TEST(Elasticity, SaysWhatIsWrongAndWhere) {
   says(R"("min_gpus": 9, "max_gpus": 8)", "9 is more than max_gpus, 8");
   says(R"("version": 0.1, "model_parallel_size": 2)", "2 needs version 0.2");
   says(R"("num_gpus_per_node": 3, "model_parallel_size": 2)", "not a multiple");
-  EXPECT_HAS(problems_of(R"({"elasticity": {"enabled": true, "micro_batch_sizes": [3000]}})"),
-             "max_train_batch_size (1:28): missing",
-             "3000 is more than max_train_batch_size, 2000");
+  EXPECT_THAT(problems_of(R"({"elasticity": {"enabled": true, "micro_batch_sizes": [3000]}})"),
+              HasAll("max_train_batch_size (1:28): missing",
+                     "3000 is more than max_train_batch_size, 2000"));
   const ParsedConfig parsed = parse_config(elastic(R"("version": 0.1)"), "e.json");
   ParsedConfig resolved = parsed;
   EXPECT_ERROR_OF(
@@ -209,14 +208,14 @@ TEST(Elasticity, SaysWhatIsWrongAndWhere) {
 TEST(Elasticity, IsReported) {
   const Scratch scratch;
   const std::string path = scratch.write("e.json", elastic(R"("version": 0.1)"));
-  EXPECT_HAS(check_report(path),
-             "elastic batch: 96 samples on 1, 2, 3, 4, 6, 8, 12, 16, 24 ranks\n");
-  EXPECT_HAS(elasticity_report(path, 8),
-             StartsWith(path + ": elasticity 0.1\n  train_batch_size: 96\n"),
-             "\n  train_micro_batch_size_per_gpu: 6\n");
+  EXPECT_THAT(check_report(path),
+              HasSubstr("elastic batch: 96 samples on 1, 2, 3, 4, 6, 8, 12, 16, 24 ranks\n"));
+  EXPECT_THAT(elasticity_report(path, 8),
+              HasAll(StartsWith(path + ": elasticity 0.1\n  train_batch_size: 96\n"),
+                     "\n  train_micro_batch_size_per_gpu: 6\n"));
   const std::string few =
       scratch.write("few.json", elastic(R"("version": 0.1, "min_gpus": 25, "max_gpus": 26)"));
-  EXPECT_HAS(elasticity_report(few, 0), "ranks: none from min_gpus to max_gpus");
+  EXPECT_THAT(elasticity_report(few, 0), HasSubstr("ranks: none from min_gpus to max_gpus"));
   const std::string off = scratch.write("off.json", "{}");
   EXPECT_ERROR_OF(ConfigError, elasticity_report(off, 0), "not true");
 }

@@ -28,10 +28,6 @@ TEST(ParseConfig, PutsKeysIntoTheirMembers) {
   const auto with = [](const char* pointer, const char* value) {
     return parse_config(document(pointer, value)).config;
   };
-  const ParsedConfig old = parse_config(R"({"zero_optimization": true})");
-  EXPECT_EQ(old.config.zero.stage, 1);
-  EXPECT_THAT(old.warnings, ElementsAre(HasSubstr("deprecated")));
-  EXPECT_EQ(parse_config(R"({"zero_optimization": false})").config.zero.stage, 0);
   EXPECT_EQ(with("/bfloat16/enabled", "true").precision.param_dtype, DType::bf16);
   EXPECT_TRUE(with("/fp16/auto_cast", "true").precision.auto_cast_inputs);
   EXPECT_FALSE(with("/bf16/check_grad_overflow", "false").precision.check_grad_overflow);
@@ -168,13 +164,23 @@ TEST(ParseConfig, KeepsTrainOptionsAsCheckedJson) {
                  R"(got ["a",1], expected a string or an array of strings)");
 }
 
-TEST(ParseConfig, BlocksMayBeEmptyOrNullAndUnsupportedOnesOff) {
+TEST(ParseConfig, ReadsTheBooleanFormOfZero) {
+  const ParsedConfig parsed = parse_config(R"({"zero_optimization": true})");
+  EXPECT_EQ(parsed.config.zero.stage, 1);
+  EXPECT_THAT(parsed.warnings, ElementsAre(HasSubstr("deprecated")));
+  EXPECT_EQ(parse_config(R"({"zero_optimization": false})").config.zero.stage, 0);
+}
+
+TEST(ParseConfig, BlocksMayBeEmptyOrNull) {
   for (const KeySpec* spec : key_table().keys()) {
     if (!spec->is_block()) continue;
     EXPECT_EQ(problems_of(nested(spec->pointer, "{}")), "") << spec->pointer;
     EXPECT_EQ(problems_of(nested(spec->pointer, "null")), "") << spec->pointer;
     expect_problem(nested(spec->pointer, "[]"), "got [], expected");
   }
+}
+
+TEST(ParseConfig, UnsupportedBlocksAreFineWhileTheyAreOff) {
   EXPECT_EQ(problems_of(R"({"amp": {"enabled": false, "opt_level": "O1"}})"), "");
   EXPECT_EQ(problems_of(R"({"amp": {"enabled": "auto", "opt_level": "auto"}})"), "");
   EXPECT_EQ(problems_of(R"({"compression_training": {}})"), "");

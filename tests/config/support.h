@@ -20,7 +20,7 @@ inline std::string problems_of(std::string_view text) {
 }
 
 inline void expect_problem(std::string_view text, const std::string& message) {
-  EXPECT_HAS(problems_of(text), message) << text;
+  EXPECT_THAT(problems_of(text), HasSubstr(message)) << text;
 }
 
 inline const ConfigValue* find_value(const ParsedConfig& parsed, std::string_view pointer) {

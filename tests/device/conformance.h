@@ -73,7 +73,7 @@ class DeviceArray {
   const Buffer buffer_;
 };
 
-struct DeviceConformance : TestWithParam<DeviceUnderTest> {
+struct DeviceConformance : ::testing::TestWithParam<DeviceUnderTest> {
   void SetUp() override {
     GetParam().enter();
     device_ = GetParam().make();
@@ -108,11 +108,12 @@ void for_types(const Check& check) {
   (check(Types{}), ...);
 }
 
-inline std::string name_of_device(const TestParamInfo<DeviceUnderTest>& info) {
+inline std::string name_of_device(const ::testing::TestParamInfo<DeviceUnderTest>& info) {
   return info.param.name;
 }
-#define ZR_ON_ALL_DEVICES(suite) \
-  INSTANTIATE_TEST_SUITE_P(Devices, suite, ValuesIn(devices_under_test()), name_of_device)
+#define ZR_ON_ALL_DEVICES(suite)                                                      \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite, ::testing::ValuesIn(devices_under_test()), \
+                           name_of_device)
 
 // Runs `body` with 1, 2 and 5 threads in parallel_for, where the build has threads there.
 inline void for_thread_counts(const std::function<void()>& body) {

@@ -145,12 +145,16 @@ TEST(WorkerStream, RandomDependenciesHold) {
 TEST(WorkerStream, TakesWorkFromSeveralThreads) {
   const auto stream = make_worker_stream("shared");
   int64_t sum = 0;  // only the worker touches it
-  run_threads(4, [&](int) {
-    for (int i = 0; i < 100; ++i) {
-      stream->submit([&sum] { ++sum; });
-      if (i % 10 == 0) stream->record().synchronize();
-    }
-  });
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 100; ++i) {
+        stream->submit([&sum] { ++sum; });
+        if (i % 10 == 0) stream->record().synchronize();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
   stream->synchronize();
   EXPECT_EQ(sum, 400);
 }

@@ -77,11 +77,14 @@ TEST_P(DecisionConformance, HasTheBitsOfTheHosts) {
   }
 }
 
-TEST_P(DecisionConformance, CountsThePartOnTheHostAndTakesNoStepThatTheRanksDoNotAgreeOn) {
+TEST_P(DecisionConformance, CountsThePartOfTheGradientThatIsOnTheHost) {
   const std::vector<float> found = decided({3.0F, 4.0F}, {.max_norm = 1.0}, {}, 1);
   EXPECT_FLOAT_EQ(found[0], 0.2F);  // a norm of 5
   EXPECT_EQ(found[1], 1.0F);
   EXPECT_EQ(decided({3.0F, kInfinity}, {.max_norm = 1.0}, {}, 1), (std::vector<float>{0.0F, 0.0F}));
+}
+
+TEST_P(DecisionConformance, TakesNoStepThatTheRanksDoNotAgreeOn) {
   const std::vector<float> gradient(256, 0.5F);
   const std::vector<float> none = {0.0F, 0.0F};
   EXPECT_EQ(decided(gradient, {}), (std::vector<float>{1.0F, 1.0F}));

@@ -174,10 +174,13 @@ TEST_P(ElementwiseConformance, CastAndCopyToTheSameTypeKeepBits) {
   EXPECT_EQ(bits_of(copied.host()), bits_of(halves));
 }
 
-TEST_P(ElementwiseConformance, AddAndScaleComputeInFp32AndRoundOnce) {
+TEST_P(ElementwiseConformance, AddComputesInFp32AndRoundsOnce) {
   for_types<float, Bf16, Fp16>([this](auto src) {
     for_types<float, Bf16, Fp16>([this](auto dst) { check_add<decltype(src), decltype(dst)>(); });
   });
+}
+
+TEST_P(ElementwiseConformance, ScaleComputesInFp32AndRoundsOnce) {
   for_types<float, Bf16, Fp16>([this](auto type) { check_scale<decltype(type)>(); });
 }
 
@@ -211,6 +214,8 @@ TEST_P(ElementwiseConformance, WrongArgumentsAreErrorsAtTheCall) {
 }
 
 ZR_ON_ALL_DEVICES(ElementwiseConformance);
+
+using Words = std::array<int64_t, ExactSum::kWords>;
 
 struct NormConformance : DeviceConformance {
   // The words after adding the squares of `values`, cut at `cuts` elements.
@@ -259,7 +264,7 @@ TEST_P(NormConformance, SumsInTheDocumentedOrder) {
 
 TEST_P(NormConformance, DoesNotDependOnCutsOrThreads) {
   const std::vector<float> values = random_normal<float>(200'001, 5);
-  const auto expected = squares_in_order(values).words;
+  const Words expected = squares_in_order(values).words;
   for_thread_counts([&] {
     EXPECT_EQ(squares(values).words, expected);
     EXPECT_EQ(squares(values, {256, 768, 131'072, 199'936}).words, expected);

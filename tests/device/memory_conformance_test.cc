@@ -65,12 +65,16 @@ TEST_P(MemoryConformance, RefusalNamesWhatEachCategoryHolds) {
 }
 
 TEST_P(MemoryConformance, LedgerIsExactUnderConcurrentUse) {
-  run_threads(4, [&](int) {
-    for (int i = 0; i < 200; ++i) {
-      const Buffer buffer = device_->allocate(100, MemoryCategory::other);
-      const std::shared_ptr<void> handle = device_->account(10, MemoryCategory::other);
-    }
-  });
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([this] {
+      for (int i = 0; i < 200; ++i) {
+        const Buffer buffer = device_->allocate(100, MemoryCategory::other);
+        const std::shared_ptr<void> handle = device_->account(10, MemoryCategory::other);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(use(MemoryCategory::other).live_bytes, 0);
   EXPECT_GE(use(MemoryCategory::other).peak_bytes, 110);
   EXPECT_LE(use(MemoryCategory::other).peak_bytes, 440);

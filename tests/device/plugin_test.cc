@@ -15,10 +15,15 @@ const TestPlugin& open(const std::string& file) {
   return plugin_entry<TestPlugin>(library, "zerorun_test_plugin");
 }
 
-TEST(PluginTest, OneOfThisBuildIsUsedAndOthersAreRefusedByName) {
-  EXPECT_EQ(open(file_of("own")).answer(), 42);
+TEST(PluginTest, OneOfThisBuildIsUsed) { EXPECT_EQ(open(file_of("own")).answer(), 42); }
+
+TEST(PluginTest, OneOfAnotherBuildIsRefusedByTheNamesOfBothFiles) {
   EXPECT_ERROR_OF(DeviceError, open(file_of("other")), file_of("other"),
-                  "different builds of zerorun", fs::canonical("/proc/self/exe").string());
+                  "different builds of zerorun",
+                  std::filesystem::canonical("/proc/self/exe").string());
+}
+
+TEST(PluginTest, AMissingFileIsNamed) {
   EXPECT_ERROR_OF(DeviceError, open_plugin("libzerorun_none.so"),
                   "libzerorun_none.so is missing beside");
 }

@@ -30,8 +30,14 @@ inline constexpr UpdateRule kRules[] = {
     UpdateRule::lamb_direction, UpdateRule::lamb, UpdateRule::muon_direction};
 
 inline int states_of(UpdateRule rule) {
-  using enum UpdateRule;
-  return rule == adam || rule == lamb_direction || rule == lamb ? 2 : 1;
+  switch (rule) {
+    case UpdateRule::adam:
+    case UpdateRule::lamb_direction:
+    case UpdateRule::lamb:
+      return 2;
+    default:
+      return 1;
+  }
 }
 
 // The tensors of one update in the dtypes that they are stored in, as values.

@@ -6,7 +6,7 @@
 #include "checkpoint/format/shard_file.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "core/check.h"
-#include "tests/folders.h"
+#include "tests/checkpoint/temporary_directory.h"
 #include "tests/fuzz/driver.h"
 
 namespace zerorun::testing {

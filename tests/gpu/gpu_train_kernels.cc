@@ -15,7 +15,7 @@ std::vector<KernelsUnderTest> cases() {
 }
 
 ZR_INSTANTIATE_KERNELS_CONFORMANCE(cases());
-INSTANTIATE_TEST_SUITE_P(Kernels, ModelConformance, ValuesIn(cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Kernels, ModelConformance, ::testing::ValuesIn(cases()), name_of_case);
 
 }  // namespace
 }  // namespace zerorun::train::testing

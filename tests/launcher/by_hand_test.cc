@@ -9,13 +9,14 @@ namespace zerorun::testing::by_hand_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Words = std::vector<std::string>;
 
 constexpr auto kAlone = 10s;  // how long nobody is left without a word, or an end
 
 Deadline soon() { return Clock::now() + 30s; }
 
 struct ByHand : ::testing::Test {
-  LauncherProcess start(int node_rank, int hosts, const Strings& program = {"true"},
+  LauncherProcess start(int node_rank, int hosts, const Words& program = {"true"},
                         std::map<std::string, std::string> variables = {}) const {
     variables.insert({"ZERORUN_JOB_SECRET", "s"});
     return LauncherProcess(by_hand_command(node_rank, hosts, 1, port_, program),
@@ -132,7 +133,7 @@ TEST_F(ByHand, AnotherSecretIsSaidAtOnce) {
 TEST_F(ByHand, AnotherBuildIsAnErrorOnBothHosts) {
   LauncherProcess first = start(0, 2);
   Peer other = join(introduction("another"));
-  EXPECT_HAS(other.await("denied").text("why"), "different builds of zerorun");
+  EXPECT_THAT(other.await("denied").text("why"), HasSubstr("different builds of zerorun"));
   EXPECT_THAT(first.end(), ended(2, HasAll("other has version " ZERORUN_VERSION, "build another;",
                                            "Install the same one on all hosts")));
 }
@@ -145,13 +146,14 @@ TEST_F(ByHand, AClockThatDiffersIsAWarning) {
     kill(first.pid(), SIGINT);
     EXPECT_EQ(first.wait(), 128 + SIGINT);
     // A second may pass between the two readings.
-    EXPECT_HAS(first.errors(), ContainsRegex("the clock of other is 3(600|599|601) s"), text);
+    EXPECT_THAT(first.errors(),
+                HasAll(ContainsRegex("the clock of other is 3(600|599|601) s"), text));
   }
 }
 
 TEST_F(ByHand, DifferentPythonsAreAWarning) {
   const Scratch scratch;
-  Strings pythons;
+  Words pythons;
   for (const char* name : {"python3.11", "python3.12"}) {
     pythons.push_back(scratch.write(name, "#!/bin/sh\nexit 0\n", /*executable=*/true));
   }
@@ -159,7 +161,8 @@ TEST_F(ByHand, DifferentPythonsAreAWarning) {
   LauncherProcess first = start(0, 2, {program}, {{"ZERORUN_PYTHON", pythons[0]}});
   LauncherProcess second = start(1, 2, {program}, {{"ZERORUN_PYTHON", pythons[1]}});
   expect_ends({&first, &second});
-  EXPECT_HAS(first.errors(), "the hosts have different Pythons: python3.11 on", "python3.12 on");
+  EXPECT_THAT(first.errors(),
+              HasAll("the hosts have different Pythons: python3.11 on", "python3.12 on"));
 }
 
 // Of whatever the test lets listen where the second launcher looks for the first.

@@ -5,8 +5,10 @@
 
 namespace zerorun::testing {
 
+using Words = std::vector<std::string>;
+
 // The words of a command line without quotes.
-inline Strings words_of(const std::string& text) {
+inline Words words_of(const std::string& text) {
   std::istringstream stream(text);
   return {std::istream_iterator<std::string>(stream), {}};
 }
@@ -32,7 +34,7 @@ inline ThisHost worker(int gpus, const Environment& more = {},
 
 inline std::string text_of(const Cluster& cluster) {
   constexpr auto kNames = std::to_array({"", "hand", "ssh", "pdsh", "slurm", "openmpi"});
-  Strings hosts;
+  Words hosts;
   for (const HostSlots& host : cluster.hosts) {
     hosts.push_back(fmt::format("{}:{}", host.login(), fmt::join(host.slots, ",")));
   }
@@ -41,7 +43,7 @@ inline std::string text_of(const Cluster& cluster) {
 }
 
 // The choice for a command line, with nothing but `here` in the environment.
-inline ClusterChoice choose(Strings words, const ThisHost& here) {
+inline ClusterChoice choose(Words words, const ThisHost& here) {
   for (const char* name : kSchedulers) unsetenv(name);
   for (const auto& [name, value] : here.environment) setenv(name.c_str(), value.c_str(), 1);
   words.emplace_back("x.py");
@@ -57,7 +59,7 @@ inline ClusterChoice choose(Strings words, const ThisHost& here) {
 }
 
 // The same as text.
-inline std::string chosen(const Strings& words, const ThisHost& here) {
+inline std::string chosen(const Words& words, const ThisHost& here) {
   return text_of(choose(words, here).cluster);
 }
 

@@ -20,12 +20,12 @@ struct ClusterCase {
 
 void PrintTo(const ClusterCase& row, std::ostream* out) { *out << row.label; }
 
-class ClusterTable : public TestWithParam<ClusterCase> {};
+class ClusterTable : public ::testing::TestWithParam<ClusterCase> {};
 
 TEST_P(ClusterTable, FollowsDeepSpeedsGrammar) {
   const ClusterCase& row = GetParam();
   const Scratch folder;
-  Strings words = words_of(row.options);
+  Words words = words_of(row.options);
   if (row.hostfile) {
     const std::string path = folder.write("hosts", *row.hostfile);
     words.insert(words.begin(), {"--hostfile", path});
@@ -48,7 +48,7 @@ const std::string kThree = "worker-1 slots=2\nworker-2 slots=4\nworker-3 slots=3
 // Rows whose results are those of DeepSpeed 0.19 (its grammar: HOST[:SLOT[,SLOT...]][@HOST...]).
 INSTANTIATE_TEST_SUITE_P(
     AsDeepSpeed, ClusterTable,
-    ValuesIn(std::to_array<ClusterCase>(
+    ::testing::ValuesIn(std::to_array<ClusterCase>(
         {{"no file: all GPUs here", kNoFile, "", "worker-1:0,1,2,3"},
          {"no file, one node", kNoFile, "--num_nodes 1", "worker-1:0,1,2,3"},
          {"no file, default words", kNoFile, "--num_nodes -1 --num_gpus -1", "worker-1:0,1,2,3"},
@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(
 // Rows that DeepSpeed refuses or reads otherwise, with the reason for zerorun's answer.
 INSTANTIATE_TEST_SUITE_P(
     BeyondDeepSpeed, ClusterTable,
-    ValuesIn(std::to_array<ClusterCase>(
+    ::testing::ValuesIn(std::to_array<ClusterCase>(
         {{"a user", "worker-1:1\nme@worker-2:2\n", "", "worker-1:0 me@worker-2:0,1 by ssh"},
          {"IPv6", "worker-1:1\nme@[fd00::2]:1\n", "", "worker-1:0 me@fd00::2:0 by ssh"},
          {"me twice", "me@a slots=1\na slots=2\n", "", "error: :2: host 'a' is there already"},
@@ -144,7 +144,7 @@ INSTANTIATE_TEST_SUITE_P(
 // Rows of torchrun's and of --no_ssh: somebody starts the command on every host.
 INSTANTIATE_TEST_SUITE_P(
     ByHand, ClusterTable,
-    ValuesIn(std::to_array<ClusterCase>(
+    ::testing::ValuesIn(std::to_array<ClusterCase>(
         {{"first of two", kNoFile, "--nnodes=2 --node_rank=0 --master_addr=worker-1",
           "worker-1:0,1,2,3 : by hand"},
          {"second of two", kNoFile,

@@ -15,7 +15,7 @@ namespace {
 constexpr int kDeadlineMs = 60000;
 constexpr std::string_view kScratch = "$SCRATCH";
 
-std::vector<char*> pointers(Strings& strings) {
+std::vector<char*> pointers(std::vector<std::string>& strings) {
   std::vector<char*> result;
   for (std::string& text : strings) result.push_back(text.data());
   result.push_back(nullptr);
@@ -43,12 +43,13 @@ std::string status_field(pid_t pid, std::string_view name) {
 
 }  // namespace
 
-LauncherProcess::LauncherProcess(Strings command, std::map<std::string, std::string> variables,
+LauncherProcess::LauncherProcess(std::vector<std::string> command,
+                                 std::map<std::string, std::string> variables,
                                  std::string standard_input)
     : marker_("ZERORUN_TEST_MARKER=" + make_secret()) {
   Environment environment = inherited_environment();
   for (const auto& [name, value] : variables) environment[name] = value;
-  Strings block = environment_block(environment);
+  std::vector<std::string> block = environment_block(environment);
   block.push_back(marker_);
   block.push_back("SCRATCH=" + scratch_.path().string());
   if (mkfifo(scratch_.path("fifo").c_str(), 0600) != 0) throw std::runtime_error("mkfifo failed");
@@ -123,7 +124,7 @@ int LauncherProcess::wait() {
 
 std::vector<pid_t> LauncherProcess::members() const {
   std::vector<pid_t> found;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     const std::string name = entry.path().filename().string();
     pid_t pid = 0;
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
@@ -136,25 +137,27 @@ std::vector<pid_t> LauncherProcess::members() const {
 
 TEST_P(JobTest, EndsAsExpected) {
   const JobCase& row = GetParam();
-  LauncherProcess job(row.command, variables(row.variables), row.standard_input);
+  LauncherProcess job(row.command, row.variables, row.standard_input);
   job.await_ready(row.ready);
   if (row.signal != 0) kill(job.pid(), row.signal);
   EXPECT_THAT(job.end(), row.expected);
 }
 
-Strings zerorun_command(Strings arguments) {
+std::vector<std::string> zerorun_command(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), test_paths::build() + "/bin/zerorun");
   return arguments;
 }
 
-Strings shell_ranks(int ranks, const std::string& script, Strings options) {
+std::vector<std::string> shell_ranks(int ranks, const std::string& script,
+                                     std::vector<std::string> options) {
   options.insert(options.begin(), {"--accelerator", "cpu", "--num_gpus", std::to_string(ranks)});
   options.insert(options.end(), {"sh", "-c", script});
   return zerorun_command(std::move(options));
 }
 
-Strings by_hand_command(int node_rank, int hosts, int ranks, uint16_t port, const Strings& words) {
-  Strings arguments = words_of(fmt::format(
+std::vector<std::string> by_hand_command(int node_rank, int hosts, int ranks, uint16_t port,
+                                         const std::vector<std::string>& words) {
+  std::vector<std::string> arguments = words_of(fmt::format(
       "--accelerator cpu --nproc_per_node {} --nnodes {} --node_rank {} --master_addr 127.0.0.1 "
       "--master_port {}",
       ranks, hosts, node_rank, port));

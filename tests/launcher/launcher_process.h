@@ -16,11 +16,12 @@ struct Ended {
     *out << "code " << end.code << ", output:\n" << end.output << "errors:\n" << end.errors;
   }
 };
+using TextMatcher = ::testing::Matcher<const std::string&>;
 
 // With this code, and nothing left over.
 inline ::testing::Matcher<const Ended&> ended(int code, const TextMatcher& errors = ::testing::_,
                                               const TextMatcher& output = ::testing::_) {
-  return FieldsAre(code, output, errors, IsEmpty());
+  return ::testing::FieldsAre(code, output, errors, IsEmpty());
 }
 
 // The zerorun command as a user runs it: a real process with real ranks. Everything that it starts
@@ -29,7 +30,8 @@ inline ::testing::Matcher<const Ended&> ended(int code, const TextMatcher& error
 class LauncherProcess {
  public:
   // The program is given by its path or found in PATH.
-  explicit LauncherProcess(Strings command, std::map<std::string, std::string> variables = {},
+  explicit LauncherProcess(std::vector<std::string> command,
+                           std::map<std::string, std::string> variables = {},
                            std::string standard_input = "");
   LauncherProcess(const LauncherProcess&) = delete;
   LauncherProcess& operator=(const LauncherProcess&) = delete;
@@ -71,25 +73,27 @@ class LauncherProcess {
 // A command and how it ends.
 struct JobCase {
   std::string label;
-  Strings command;
+  std::vector<std::string> command;
   ::testing::Matcher<const Ended&> expected;
   int ready = 0;   // ranks that say so
   int signal = 0;  // to the launcher, after that
-  std::string variables{};
+  std::map<std::string, std::string> variables{};
   std::string standard_input{};
 
   friend void PrintTo(const JobCase& row, std::ostream* out) { *out << row.label; }
 };
-class JobTest : public TestWithParam<JobCase> {};
+class JobTest : public ::testing::TestWithParam<JobCase> {};
 
 // zerorun itself, in front of `arguments`.
-Strings zerorun_command(Strings arguments);
+std::vector<std::string> zerorun_command(std::vector<std::string> arguments);
 
 // zerorun starting ranks on CPUs that run a shell script.
-Strings shell_ranks(int ranks, const std::string& script, Strings options = {});
+std::vector<std::string> shell_ranks(int ranks, const std::string& script,
+                                     std::vector<std::string> options = {});
 
 // zerorun that somebody starts as one of several hosts, all of which are this machine.
-Strings by_hand_command(int node_rank, int hosts, int ranks, uint16_t port, const Strings& words);
+std::vector<std::string> by_hand_command(int node_rank, int hosts, int ranks, uint16_t port,
+                                         const std::vector<std::string>& words);
 
 // The PATH in which the programs of this folder come first.
 std::map<std::string, std::string> path_from(const Scratch& folder);

@@ -28,19 +28,19 @@ struct TwoHosts : ::testing::Test {
   }
 
   // The command for both hosts, then options and a program.
-  Strings on_both(Strings words) const {
+  std::vector<std::string> on_both(std::vector<std::string> words) const {
     words.insert(words.begin(), {"--accelerator", "cpu", "--hostfile", scratch_.path("hosts")});
     return zerorun_command(words);
   }
   // A job on both hosts that runs a shell script.
-  LauncherProcess start(const std::string& script, Strings options = {}) const {
+  LauncherProcess start(const std::string& script, std::vector<std::string> options = {}) const {
     options.insert(options.end(), {"sh", "-c", script});
     return LauncherProcess(on_both(options), path_from(scratch_));
   }
   // The part of one host, started by hand.
   LauncherProcess start_by_hand(int node_rank, const std::string& script,
-                                const Strings& options = {}) const {
-    Strings words = options;
+                                const std::vector<std::string>& options = {}) const {
+    std::vector<std::string> words = options;
     words.insert(words.end(), {"sh", "-c", script});
     return LauncherProcess(by_hand_command(node_rank, 2, 2, port_, words),
                            {{"ZERORUN_JOB_SECRET", "s"}});
@@ -54,6 +54,7 @@ struct TwoHosts : ::testing::Test {
 
 const std::string kPlace = "echo $RANK $LOCAL_RANK $WORLD_SIZE $NODE_RANK $GROUP_WORLD_SIZE";
 const std::multiset<std::string> kPlaces = {"0 0 4 0 2", "1 1 4 0 2", "2 0 4 1 2", "3 1 4 1 2"};
+
 const std::multiset<std::string> kAllOfFour = {"0 of 4", "1 of 4", "2 of 4", "3 of 4"};
 
 TEST_F(TwoHosts, EveryRankKnowsItsPlaceAndAllMeetAtOneWithOneSecret) {
@@ -89,7 +90,7 @@ TEST_F(TwoHosts, WhatDoesNotStartElsewhereIsNamedAtOnce) {
   EXPECT_THAT(
       start("exec sleep 1000").end(),
       ended(1, HasAll("no launcher on host 127.0.0.2 (node 1): ssh ended with 255", "no route")));
-  fs::remove(scratch_.path("ssh"));
+  std::filesystem::remove(scratch_.path("ssh"));
   EXPECT_THAT(LauncherProcess(on_both({"/bin/true"}), {{"PATH", scratch_.path().string()}}).end(),
               ended(2, HasSubstr("ssh is not in PATH")));
 }
@@ -99,7 +100,7 @@ const std::string kWaiting = "echo ready; exec sleep 1000";
 
 void expect_loss(LauncherProcess& job, const std::string& error) {
   EXPECT_EQ(job.wait(), 1);
-  EXPECT_HAS(job.errors(), error);
+  EXPECT_THAT(job.errors(), HasSubstr(error));
   EXPECT_TRUE(wait_until_gone(job.members()));
 }
 
@@ -142,15 +143,15 @@ TEST_F(TwoHosts, AFailedJobStartsAnew) {
       "echo $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID $ZERORUN_RESTART_REASON",
       {"--max_restarts", "2", "--rdzv_id", "job7"});
   EXPECT_THAT(job.end(), ended(0, HasSubstr("restart 1 of 2 on 2 hosts: rank 3 on ")));
-  EXPECT_THAT(
-      lines_of(job.output()),
-      AllOf(SizeIs(4), Each(HasAll(StartsWith("2 job7 rank 3 on "), "failed with exit code 5"))));
+  EXPECT_THAT(lines_of(job.output()),
+              AllOf(SizeIs(4), ::testing::Each(HasAll(StartsWith("2 job7 rank 3 on "),
+                                                      "failed with exit code 5"))));
 }
 
 // What becomes of a job that may restart once when a host is lost.
 struct LostCase {
   std::string label;
-  Strings options;
+  std::vector<std::string> options;
   bool away = true;   // so that ssh does not reach it
   bool back = false;  // after a while
   int code = 0;
@@ -160,11 +161,11 @@ struct LostCase {
 
 void PrintTo(const LostCase& row, std::ostream* out) { *out << row.label; }
 
-class LostHost : public TwoHosts, public WithParamInterface<LostCase> {};
+class LostHost : public TwoHosts, public ::testing::WithParamInterface<LostCase> {};
 
 TEST_P(LostHost, IsJoinedAgainOrLeftOrNamed) {
   const LostCase& row = GetParam();
-  Strings options = row.options;
+  std::vector<std::string> options = row.options;
   options.insert(options.end(), {"--max_restarts", "1"});
   LauncherProcess job = start(
       "test $TORCHELASTIC_RESTART_COUNT = 1 && { echo $RANK of $WORLD_SIZE; exit 0; }; " + kWaiting,
@@ -175,7 +176,7 @@ TEST_P(LostHost, IsJoinedAgainOrLeftOrNamed) {
   if (row.back) {
     while (!job.read_error_line().ends_with("no route; it is called again every 10 s")) {
     }
-    fs::remove(scratch_.path("unreachable"));
+    std::filesystem::remove(scratch_.path("unreachable"));
   }
   EXPECT_EQ(job.wait(), row.code);
   EXPECT_THAT(job.errors(), row.errors);
@@ -185,22 +186,23 @@ TEST_P(LostHost, IsJoinedAgainOrLeftOrNamed) {
 
 INSTANTIATE_TEST_SUITE_P(
     Table, LostHost,
-    Values(LostCase{.label = "leaves a smaller job",
-                    .options = {"--nnodes", "1:2"},
-                    .errors = HasAll("restart 1 of 1 on 1 hosts", "no route; going on without it"),
-                    .lines = {"0 of 2", "1 of 2"}},
-           LostCase{.label = "that is back joins the restarted job",
-                    .options = {"--nnodes", "1:2"},
-                    .away = false,
-                    .errors = HasSubstr("for lost hosts to join again: 127.0.0.2 (node 1)")},
-           LostCase{.label = "of a fixed number is waited for", .back = true},
-           LostCase{.label = "that does not come back is named with its loss",
-                    .options = {"--rdzv_conf", "join_timeout=1"},
-                    .code = 1,
-                    .errors = HasAll("not all hosts have joined within 1 s; there: localhost",
-                                     "missing: 127.0.0.2 (node 1)",
-                                     "the job was to start anew: host 127.0.0.2 (node 1) was lost"),
-                    .lines = {}}));
+    ::testing::Values(
+        LostCase{.label = "leaves a smaller job",
+                 .options = {"--nnodes", "1:2"},
+                 .errors = HasAll("restart 1 of 1 on 1 hosts", "no route; going on without it"),
+                 .lines = {"0 of 2", "1 of 2"}},
+        LostCase{.label = "that is back joins the restarted job",
+                 .options = {"--nnodes", "1:2"},
+                 .away = false,
+                 .errors = HasSubstr("for lost hosts to join again: 127.0.0.2 (node 1)")},
+        LostCase{.label = "of a fixed number is waited for", .back = true},
+        LostCase{.label = "that does not come back is named with its loss",
+                 .options = {"--rdzv_conf", "join_timeout=1"},
+                 .code = 1,
+                 .errors = HasAll("not all hosts have joined within 1 s; there: localhost",
+                                  "missing: 127.0.0.2 (node 1)",
+                                  "the job was to start anew: host 127.0.0.2 (node 1) was lost"),
+                 .lines = {}}));
 
 TEST_F(TwoHosts, ASlowReaderLosesNothing) {
   LauncherProcess job = start("head -c 700000 /dev/zero | tr '\\0' x | fold -w 99; echo");
@@ -212,7 +214,7 @@ TEST_F(TwoHosts, ASlowReaderLosesNothing) {
 }
 
 TEST_F(TwoHosts, WithoutStandardStreamsTheJobEndsAsEver) {
-  Strings command = {"sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"};
+  std::vector<std::string> command = {"sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"};
   const auto launcher = on_both({"sh", "-c", "echo x; echo y >&2"});
   command.insert(command.end(), launcher.begin(), launcher.end());
   EXPECT_THAT(LauncherProcess(command, path_from(scratch_)).end(), ended(0));
@@ -267,7 +269,7 @@ TEST_F(TwoHosts, StartedByHandTheyEndTogetherWithOneExitCode) {
   LauncherProcess first = start_by_hand(0, script);
   EXPECT_EQ(first.wait(), 9);
   EXPECT_EQ(second.wait(), 9);
-  EXPECT_HAS(first.errors(), "rank 2 of 4");
+  EXPECT_THAT(first.errors(), HasSubstr("rank 2 of 4"));
 }
 
 // No ssh ends it.

@@ -7,24 +7,20 @@ namespace {
 
 LaunchOptions parsed(const std::string& text) { return parse_options(words_of(text)); }
 
-TEST(Options, DefaultsAreAFreePortAllDevicesAndDeepSpeedsRestarts) {
+TEST(Options, DefaultsAreAFreePortAndAllDevices) {
   const LaunchOptions options = parsed("train");
   EXPECT_EQ(options.request.count, "");
   EXPECT_EQ(options.request.accelerator, Accelerator::automatic);
   EXPECT_EQ(options.hosts.master_port, 0);
   EXPECT_EQ(options.hosts.hostfile, std::nullopt);
-  EXPECT_EQ(parsed("--elastic_training x").restarts.max_restarts, 100);
-  EXPECT_EQ(parsed("--elastic_training --max_restarts=3 x").restarts.max_restarts, 3);
 }
 
-TEST(Options, EverySpellingOfTheRankCountAndShortOnesWithAttachedValues) {
+TEST(Options, EverySpellingOfTheRankCount) {
   for (const std::string name : {"--num_gpus", "--num-gpus", "--nproc_per_node", "--nproc-per-node",
                                  "--num_accelerators", "--num-accelerators"}) {
     EXPECT_EQ(parsed(name + " 2 train").request.count, "2") << name;
     EXPECT_EQ(parsed(name + "=2 train").request.count, "2") << name;
   }
-  EXPECT_EQ(parsed("-ilocalhost:1 train").request.include, "localhost:1");
-  EXPECT_EQ(parsed("-e=localhost:1 train").request.exclude, "localhost:1");
 }
 
 TEST(Options, LocalRankIsAlwaysAutomaticOrNever) {
@@ -50,6 +46,11 @@ TEST(Options, TheLastOneWinsAndTheProgramsArgumentsAreUntouched) {
                                                      "--help", "", "--no_such_option"));
 }
 
+TEST(Options, ShortOptionsTakeAttachedValues) {
+  EXPECT_EQ(parsed("-ilocalhost:1 train").request.include, "localhost:1");
+  EXPECT_EQ(parsed("-e=localhost:1 train").request.exclude, "localhost:1");
+}
+
 TEST(Options, AnEmptyFilterOrHostfileIsNoneAndOtherEmptyValuesAreErrors) {
   const LaunchOptions options =
       parse_options({"--include=", "--exclude", "", "--hostfile", "", "train"});
@@ -61,7 +62,7 @@ TEST(Options, AnEmptyFilterOrHostfileIsNoneAndOtherEmptyValuesAreErrors) {
 }
 
 TEST(Options, OfHostsAreRead) {
-  Strings arguments = words_of(
+  std::vector<std::string> arguments = words_of(
       "--node-rank 2 --no_ssh_check --export A --export=B --venv_script=/v --local_addr=h "
       "--comm_timeout=1.5 --bind_core_list=0-3,8 --save_pid --launcher_args");
   arguments.insert(arguments.end(), {"-v  -o 'A b' \"\"", "x"});
@@ -94,11 +95,16 @@ TEST(Options, OfTorchrunAreRead) {
   EXPECT_TRUE(options.program.module);
   EXPECT_EQ(options.program.name, "pkg.mod");
   EXPECT_THAT(options.notes,
-              UnorderedElementsAre(
+              ::testing::UnorderedElementsAre(
                   HasSubstr("--monitor_interval has no meaning here: the launcher notices the end"),
                   HasSubstr("--start_method has no meaning here: every rank is a separate program"),
                   HasSubstr("--numa_binding has no meaning here: ranks are bound"),
                   HasSubstr("--rdzv_conf read_timeout: only timeout")));
+}
+
+TEST(Options, ElasticTrainingRestartsAsDeepSpeedDoes) {
+  EXPECT_EQ(parsed("--elastic_training x").restarts.max_restarts, 100);
+  EXPECT_EQ(parsed("--elastic_training --max_restarts=3 x").restarts.max_restarts, 3);
 }
 
 TEST(Options, VariablesOfTorchrunStandForOptionsThatAreNotGiven) {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kNbytes = size_t{1} << 20;
 
-struct BlockIoTest : TestWithParam<bool> {
+struct BlockIoTest : ::testing::TestWithParam<bool> {
   std::unique_ptr<BlockIo> make(int depth) {
     const std::vector<std::span<std::byte>> memory = {{buffer_.data(), kNbytes}};
     if (GetParam()) return make_uring_io(file_.open(), depth, memory);
@@ -46,10 +46,10 @@ TEST_P(BlockIoTest, ReadsWhatItWroteAndVisitsEveryBlockOnce) {
       ++visits[i];
     };
     io->transfer(Direction::write, blocks(block), visit);
-    EXPECT_THAT(visits, Each(1));
+    EXPECT_THAT(visits, ::testing::Each(1));
     std::fill_n(buffer_.data(), kNbytes, std::byte{0});
     io->transfer(Direction::read, blocks(block), visit);
-    EXPECT_THAT(visits, Each(2));
+    EXPECT_THAT(visits, ::testing::Each(2));
     EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
                            reinterpret_cast<const uint64_t*>(buffer_.data())));
   }
@@ -100,9 +100,9 @@ class BrokenRing {
 // -1: none is open.
 int find_ring() {
   int found = -1;
-  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code error;
-    const auto target = fs::read_symlink(entry.path(), error);
+    const auto target = std::filesystem::read_symlink(entry.path(), error);
     if (target.string().find("io_uring") == std::string::npos) continue;
     found = std::stoi(entry.path().filename().string());
   }
@@ -149,7 +149,7 @@ TEST(BlockIo, ThreadsMoveBlocksWhereTheKernelRefusesIoUring) {
 INSTANTIATE_TEST_SUITE_P(Ways, BlockIoTest, ::testing::Bool(),
                          [](const auto& way) { return way.param ? "Uring" : "Threads"; });
 
-uint64_t available() { return fs::space(test_paths::build()).available; }
+uint64_t available() { return std::filesystem::space(test_paths::build()).available; }
 
 std::string refusal(const std::string& folder, uint64_t nbytes, const FilePurpose& purpose = {}) {
   return error_of<ConfigError>([&] { const DirectFile file(folder, "test", nbytes, purpose); });
@@ -160,13 +160,13 @@ TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForAndNamesTheSettingThatNamedTheFol
   const std::string states = refusal(test_paths::build(), large);
   EXPECT_THAT(states, StartsWith("/zero_optimization/offload_optimizer/nvme_path " +
                                  test_paths::build() + ": cannot reserve "));
-  EXPECT_HAS(states, "for this rank's offloaded states: ",
-             "are free. Free some, name another disk, or offload a smaller");
+  EXPECT_THAT(states, HasAll("for this rank's offloaded states: ",
+                             "are free. Free some, name another disk, or offload a smaller"));
   const FilePurpose bench{.folder = "bench:", .content = "a file", .instead = "do less"};
   EXPECT_THAT(refusal("/no/such", 1, bench), StartsWith("bench: /no/such: No such file"));
   const std::string other = refusal(test_paths::build(), large, bench);
-  EXPECT_HAS(other, "cannot reserve " + format_bytes(large) + " for a file",
-             "name another disk, or do less");
+  EXPECT_THAT(other, HasAll("cannot reserve " + format_bytes(large) + " for a file",
+                            "name another disk, or do less"));
 }
 
 TEST(DirectFile, RoomForHalfOfTheFilesOfAHostIsNotRoomForAll) {
@@ -176,10 +176,10 @@ TEST(DirectFile, RoomForHalfOfTheFilesOfAHostIsNotRoomForAll) {
   const uint64_t half = available() / 2 + (uint64_t{1} << 30);
   const FileRequest states{test_paths::build(), half, {}};
   const FileRequest parameters{test_paths::build() + "/.", half, {.folder = "/other"}};
-  EXPECT_HAS(error({states}, 2),
-             "the files of the 2 ranks of this host need " + format_bytes(2 * half));
-  EXPECT_HAS(error({states, parameters}, 1),
-             "the files of the rank of this host need " + format_bytes(2 * half));
+  EXPECT_THAT(error({states}, 2),
+              HasSubstr("the files of the 2 ranks of this host need " + format_bytes(2 * half)));
+  EXPECT_THAT(error({states, parameters}, 1),
+              HasSubstr("the files of the rank of this host need " + format_bytes(2 * half)));
   EXPECT_EQ(error({states, {"", 0, {}}}, 1), "");
   EXPECT_EQ(error({{test_paths::build(), uint64_t{1} << 20, {}}}, 2), "");
 }

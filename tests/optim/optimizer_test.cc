@@ -9,7 +9,7 @@ namespace zerorun {
 namespace {
 
 // "AdamW" is always decoupled, "Adam" unless adam_w_mode is false.
-TEST(MakeOptimizer, TypeAndModeMeanWhatTheyMeanInDeepSpeedAndNameTheFormula) {
+TEST(MakeOptimizer, TypeAndModeMeanWhatTheyMeanInDeepSpeed) {
   const auto is_decoupled = [](const std::string& type, bool adam_w_mode) {
     return Optimizer({.type = type, .adam_w_mode = adam_w_mode}, {}).scalars(1, 1.0F, {}).decoupled;
   };
@@ -17,11 +17,6 @@ TEST(MakeOptimizer, TypeAndModeMeanWhatTheyMeanInDeepSpeedAndNameTheFormula) {
     EXPECT_TRUE(is_decoupled(type, true)) << type;
     EXPECT_EQ(is_decoupled(type, false), type.size() == 5) << type;
   }
-  EXPECT_EQ(rule_name({.type = "adamw"}), "AdamW");
-  EXPECT_EQ(rule_name({.type = "Adam"}), "AdamW");
-  EXPECT_EQ(rule_name({.type = "Adam", .adam_w_mode = false}), "Adam with adam_w_mode false");
-  EXPECT_EQ(rule_name({.type = "adam8bit"}), "AdamW8bit");
-  EXPECT_EQ(rule_name({.type = "LAMB"}), "Lamb");
 }
 
 std::vector<StateSpec> states_of(const OptimizerConfig& config, DType dtype = DType::fp32) {
@@ -48,10 +43,7 @@ TEST(OptimizerStates, AreNamedAsInTorch) {
               ElementsAre(StateSpec{"exp_avg", DType::bf16}));
 }
 
-TEST(MakeOptimizer, UnknownTypesOtherDtypesAndLimitsThatCannotBeMetAreErrors) {
-  EXPECT_ERROR_OF(ConfigError, make_optimizers({.type = "Adamax"}, {}), "'Adamax'", "Adam, AdamW,");
-  EXPECT_ERROR_OF(ConfigError, Optimizer({.type = "Lamb", .min_coeff = 3, .max_coeff = 2}, {}),
-                  "min_coeff: got 3, expected at most max_coeff, which is 2");
+TEST(OptimizerStates, OfOtherDtypesAreErrors) {
   EXPECT_THROW(states_of({.type = "Adam"}, DType::int64), ConfigError);
   EXPECT_THROW(states_of({.type = "Adam8bit"}, DType::bf16), ConfigError);
 }
@@ -117,6 +109,10 @@ TEST(Adam8bit, ConvergesAsAdam) {
   EXPECT_LT(in_8_bits, 1.5 * in_fp32 + 1e-4);
 }
 
+TEST(MakeOptimizer, UnknownTypeIsAnErrorNamingTheKnownOnes) {
+  EXPECT_ERROR_OF(ConfigError, make_optimizers({.type = "Adamax"}, {}), "'Adamax'", "Adam, AdamW,");
+}
+
 TEST(MuonTest, TheRestHasItsOwnLearningRateAndFollowsTheMatrices) {
   const OptimizerConfig config{.type = "Muon", .muon_lr = 0.02F, .adam_lr = 3e-4F};
   const std::vector<Optimizer> optimizers = make_optimizers(config, {});
@@ -127,6 +123,19 @@ TEST(MuonTest, TheRestHasItsOwnLearningRateAndFollowsTheMatrices) {
   EXPECT_TRUE(optimizers[1].muon_scalars(1, {"start", 0.02F}, 4, 2).decoupled);  // weight decay
   EXPECT_THROW(make_optimizers({.type = "Muon", .muon_lr = 0.0F, .adam_lr = 3e-4F}, {}),
                ConfigError);
+}
+
+TEST(RuleName, IsThatOfTheFormulaAndNotOfItsSpelling) {
+  EXPECT_EQ(rule_name({.type = "adamw"}), "AdamW");
+  EXPECT_EQ(rule_name({.type = "Adam"}), "AdamW");
+  EXPECT_EQ(rule_name({.type = "Adam", .adam_w_mode = false}), "Adam with adam_w_mode false");
+  EXPECT_EQ(rule_name({.type = "adam8bit"}), "AdamW8bit");
+  EXPECT_EQ(rule_name({.type = "LAMB"}), "Lamb");
+}
+
+TEST(Lamb, LimitsOfTheTrustRatioThatCannotBeMetAreAnError) {
+  EXPECT_ERROR_OF(ConfigError, Optimizer({.type = "Lamb", .min_coeff = 3, .max_coeff = 2}, {}),
+                  "min_coeff: got 3, expected at most max_coeff, which is 2");
 }
 
 using Json = nlohmann::json;
@@ -172,10 +181,13 @@ TEST(LrSchedule, SetsWhatDeepSpeedAndHuggingFaceSet) {
 }
 
 // Unlike Hugging Face's.
-TEST(LrSchedule, ACosineDoesNotRiseAgainAfterItsEndAndWithoutATypeGroupsKeepTheirRates) {
+TEST(LrSchedule, ACosineDoesNotRiseAgainAfterItsEnd) {
   const Json params{{"total_num_steps", 10}, {"min_lr_ratio", 0.25}};
   const auto cosine = make({{"type", "cosine"}, {"params", params}}, {8.0});
   for (const int64_t step : {10, 15, 1'000'000'000}) EXPECT_EQ(cosine->values(step, 0).lr, 2.0);
+}
+
+TEST(LrSchedule, WithoutATypeGroupsKeepTheirRates) {
   const auto schedule = make_lr_schedule(SchedulerConfig{}, {0.5, 0.25});
   for (const int64_t step : {0, 1, 10'000}) {
     EXPECT_EQ(schedule->values(step, 0).lr, 0.5);
@@ -194,7 +206,7 @@ TEST(LrSchedule, DeepSpeedsTypesWarmUpForTwoStepsAtLeast) {
       const auto schedule = make({{"type", type}, {"params", params}}, {0.5});
       for (int64_t i = 0; i < 9; ++i) found[steps].push_back(schedule->values(i, 0).lr);
     }
-    EXPECT_THAT(found, Each(found[2])) << type;
+    EXPECT_THAT(found, ::testing::Each(found[2])) << type;
   }
 }
 

@@ -76,7 +76,7 @@ TEST(ControlGroupTest, IsWhatTheFilesSay) {
   }
 }
 
-TEST(HostLimits, ReadsTheMachinesAndTheGroupsIfThereAreAnyOfWhichTheSmallerIsAvailable) {
+TEST(HostLimits, ReadsTheMachinesAndTheGroupsIfThereAreAny) {
   const Scratch root;
   root.write("proc/self/cgroup", "0::/job\n");
   root.write("sys/fs/cgroup/job/memory.max", "max\n");
@@ -87,10 +87,6 @@ TEST(HostLimits, ReadsTheMachinesAndTheGroupsIfThereAreAnyOfWhichTheSmallerIsAva
   root.write("sys/fs/cgroup/job/memory.current", "200000\n");
   EXPECT_EQ(host_limits(root.path()).available, 1'024'000);
   EXPECT_EQ(host_limits(root.path()).group_available, 300'000);
-  EXPECT_EQ((HostLimits{.available = 5, .group_available = 3}).available_bytes(), 3U);
-  EXPECT_EQ((HostLimits{.available = 2, .group_available = 3}).available_bytes(), 2U);
-  EXPECT_EQ((HostLimits{.available = 5}).available_bytes(), 5U);
-  EXPECT_GE((HostLimits{}).available_bytes(), size_t{1} << 62);
 }
 
 TEST(HostLimits, WhatMayBeLockedIsTheLimitUnlessTheProcessMayLockAll) {
@@ -107,6 +103,13 @@ TEST(HostLimits, WhatMayBeLockedIsTheLimitUnlessTheProcessMayLockAll) {
   EXPECT_EQ(lockable("8388608", "0000000000003fff"), 8'388'608);
   EXPECT_FALSE(lockable("8388608", "0000000000004000"));
   EXPECT_FALSE(lockable("unlimited", "0000000000000000"));
+}
+
+TEST(HostLimits, TheSmallerOfMachineAndGroupIsAvailable) {
+  EXPECT_EQ((HostLimits{.available = 5, .group_available = 3}).available_bytes(), 3U);
+  EXPECT_EQ((HostLimits{.available = 2, .group_available = 3}).available_bytes(), 2U);
+  EXPECT_EQ((HostLimits{.available = 5}).available_bytes(), 5U);
+  EXPECT_GE((HostLimits{}).available_bytes(), size_t{1} << 62);
 }
 
 }  // namespace

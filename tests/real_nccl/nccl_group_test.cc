@@ -8,7 +8,7 @@
 namespace zerorun::testing::nccl_real_group {
 namespace {
 
-struct RealNcclGroup : TestWithParam<int> {
+struct RealNcclGroup : ::testing::TestWithParam<int> {
   GroupOptions options_of(int rank, std::chrono::milliseconds timeout = 60s) {
     return GroupOptions(options_of_rank(rank, GetParam(), store_, timeout));
   }
@@ -46,11 +46,11 @@ TEST_P(RealNcclGroup, AnAbortReachesAllRanks) {
     joined.arrive_and_wait();
     if (rank == 0) options.job->abort(rank, "for a test");
     joined.arrive_and_wait();
-    EXPECT_HAS(group.error(), "rank 0 aborted the job: for a test");
+    EXPECT_THAT(group.error(), HasSubstr("rank 0 aborted the job: for a test"));
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, RealNcclGroup, Values(2, 4), number_of_ranks);
+INSTANTIATE_TEST_SUITE_P(Of, RealNcclGroup, ::testing::Values(2, 4), number_of_ranks);
 
 }  // namespace
 }  // namespace zerorun::testing::nccl_real_group

@@ -78,7 +78,7 @@ class Rank {
   cudaStream_t stream_ = nullptr;
 };
 
-struct NcclStates : TestWithParam<int> {
+struct NcclStates : ::testing::TestWithParam<int> {
   void on_ranks(const std::function<void(Rank&)>& body) {
     const int ranks = GetParam();
     NcclUnderTest nccl;
@@ -241,8 +241,8 @@ TEST_P(NcclStates, AGroupReturnsTheErrorOfACallAndDoesNothing) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, NcclStates, Values(2), number_of_ranks);
-INSTANTIATE_TEST_SUITE_P(Of, NcclStatesOfMany, Values(2, 4), number_of_ranks);
+INSTANTIATE_TEST_SUITE_P(Of, NcclStates, ::testing::Values(2), number_of_ranks);
+INSTANTIATE_TEST_SUITE_P(Of, NcclStatesOfMany, ::testing::Values(2, 4), number_of_ranks);
 
 }  // namespace
 }  // namespace zerorun::testing::nccl_states

@@ -37,7 +37,7 @@ inline ncclResult_t finished(const NcclFunctions& nccl, ncclComm_t comm) {
   }
   return state_of(nccl, comm);
 }
-inline std::string number_of_ranks(const TestParamInfo<int>& info) {
+inline std::string number_of_ranks(const ::testing::TestParamInfo<int>& info) {
   return std::to_string(info.param) + "Ranks";
 }
 

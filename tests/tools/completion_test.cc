@@ -7,17 +7,18 @@
 namespace zerorun {
 namespace {
 
-Strings words_for(const Strings& words) {
-  Strings found;
+std::vector<std::string> words_for(const std::vector<std::string>& words) {
+  std::vector<std::string> found;
   for (const Candidate& candidate : complete(words)) found.push_back(candidate.word);
   return found;
 }
 
 TEST(Completion, IsOfToolsThenOfOptionsThenOfValues) {
+  using Words = std::vector<std::string>;
   EXPECT_THAT(words_for({""}),
               IsSupersetOf({"plan", "config", "ckpt", "report", "monitor", "help"}));
   EXPECT_THAT(words_for({"--"}), Not(Contains("--start_method")));  // the help hides it, too
-  for (const auto& [words, expected] : std::vector<std::pair<Strings, Strings>>{
+  for (const auto& [words, expected] : std::vector<std::pair<Words, Words>>{
            {{"pl"}, {"plan"}},
            {{"my_script"}, {}},              // a file, which the shell knows
            {{"--num_gpus", "2", "pl"}, {}},  // tools are only the first word
@@ -58,9 +59,11 @@ TEST(Completion, KnowsEveryOptionOfTrain) {
   for (const CLI::Option* option : train.get_options()) {
     for (const std::string& name : option->get_lnames()) expected.insert("--" + name);
   }
-  const Strings found = words_for({"train", "-"});
+  const std::vector<std::string> found = words_for({"train", "-"});
   EXPECT_EQ(std::set<std::string>(found.begin(), found.end()), expected);
 }
+
+namespace fs = std::filesystem;
 
 // A machine with one Python in PATH, and a zerorun in a folder of its own.
 struct PythonTool : ::testing::Test {

@@ -33,7 +33,7 @@ struct WatchedCommunicator final : WrappedCommunicator {
   Frames decision;  // of the norm's
 };
 
-struct CallPathTest : TestWithParam<int> {
+struct CallPathTest : ::testing::TestWithParam<int> {
   static void with_engine(const std::function<void(Engine&, WatchedCommunicator&)>& body) {
     const auto connect = [](CommunicatorOptions& options) {
       return std::make_shared<WatchedCommunicator>(testing::connect_on_cpu(options));

@@ -23,10 +23,10 @@ TEST(EngineMemory, MoreThanTheHostHasIsRefusedOnEveryRank) {
         Engine::create(config, *device, comm, specs, {ParameterGroup{}},
                        {.moved_nbytes = moved_nbytes});
       });
-      EXPECT_HAS(error, "of host memory for each of 2 ranks");
+      EXPECT_THAT(error, HasSubstr("of host memory for each of 2 ranks"));
       return error.substr(0, error.find(" of host memory"));
     };
-    EXPECT_HAS(needed(0), "the engine needs");
+    EXPECT_THAT(needed(0), HasSubstr("the engine needs"));
     EXPECT_NE(needed(0), needed(available / 10));  // less: what is moved makes room
   });
 }
@@ -46,7 +46,8 @@ TEST(EngineSpecs, ContradictionsNameTheParameter) {
       {{packed}, "a is uint8 and trainable"},
       {{frozen, {"b", {2}, "m", 0, false, "a"}}, "dtype must agree"}};
   for (const auto& [specs, text] : refused) {
-    EXPECT_HAS(refusal({.ranks = 1, .specs = specs, .groups = {ParameterGroup{}}}), text);
+    EXPECT_THAT(refusal({.ranks = 1, .specs = specs, .groups = {ParameterGroup{}}}),
+                HasSubstr(text));
   }
 }
 
@@ -58,24 +59,20 @@ TEST(EngineSpecs, HeadsOfMuonAreRowsOfOutputs) {
   EXPECT_EQ(refusal(job), "");
   job.specs[0].outputs_are_columns = true;
   job.config.optimizer.muon_heads = {{"*", 5}};  // which does not divide the rows either
-  EXPECT_HAS(refusal(job), "got 5 heads of a, whose columns are the outputs");
+  EXPECT_THAT(refusal(job), HasSubstr("got 5 heads of a, whose columns are the outputs"));
 }
 
-TEST(EngineCalls, OutOfOrderNameTheParameterAndReadNoGarbage) {
+TEST(EngineCalls, OutOfOrderNameTheParameter) {
   for (int stage = 0; stage <= 3; ++stage) {
-    run_engines({gathering_config(stage), 1}, [stage](Engine& engine, Communicator&) {
-      const std::string garbage =
-          error_of<InternalError>([&] { engine.parameter(engine.parameter_id("h.0.weight")); });
-      EXPECT_HAS(garbage, stage == 3 ? "outside gather and release of module h.0" : "");
-      EXPECT_EQ(garbage.empty(), stage < 3);
+    run_engines({gathering_config(stage), 1}, [](Engine& engine, Communicator&) {
       EXPECT_ERROR_OF(ConfigError, engine.parameter_id("nope"), "nope");
       EXPECT_ERROR_OF(ConfigError, engine.module_id("nope"), "nope");
       const auto error = [](const auto& call) { return error_of<InternalError>(call); };
-      EXPECT_HAS(error([&] { engine.step(); }), "end_micro_step");
+      EXPECT_THAT(error([&] { engine.step(); }), HasSubstr("end_micro_step"));
       const ParameterId frozen = engine.parameter_id("h.1.frozen");
-      EXPECT_HAS(error([&] { engine.gradient(frozen); }), "h.1.frozen is frozen");
+      EXPECT_THAT(error([&] { engine.gradient(frozen); }), HasSubstr("h.1.frozen is frozen"));
       const ParameterId bias = engine.parameter_id("h.1.bias");
-      EXPECT_HAS(error([&] { engine.grad_ready(bias); }), "h.1.bias");
+      EXPECT_THAT(error([&] { engine.grad_ready(bias); }), HasSubstr("h.1.bias"));
       std::vector<float> values(7);
       EXPECT_ERROR(engine.contribute(bias, view_of(std::span(values))),
                    "gradient of h.1.bias: got 7 elements, expected 97");
@@ -84,11 +81,18 @@ TEST(EngineCalls, OutOfOrderNameTheParameterAndReadNoGarbage) {
       engine.gradient(bias);
       EXPECT_ERROR(engine.set_batch_rule({.boundary = true}), "within a micro-step");
       engine.grad_ready(bias);
-      EXPECT_HAS(error([&] { engine.gradient(bias); }), "h.1.bias");
+      EXPECT_THAT(error([&] { engine.gradient(bias); }), HasSubstr("h.1.bias"));
       engine.reduce_gradients();
       EXPECT_ERROR(engine.set_batch_rule({.accumulation_steps = 0}), "accumulation_steps: got 0");
     });
   }
+}
+
+TEST(EngineCalls, ReadingAReleasedParameterIsAnErrorNotGarbage) {
+  run_engines({gathering_config(3), 1}, [](Engine& engine, Communicator&) {
+    EXPECT_ERROR_OF(InternalError, engine.parameter(engine.parameter_id("h.0.weight")),
+                    "outside gather and release of module h.0");
+  });
 }
 
 // An exception on one rank ends the others' collectives instead of leaving them waiting.
@@ -102,7 +106,7 @@ TEST(Engine, AnExceptionOnOneRankEndsTheOthers) {
     });
     throw std::runtime_error("a peer failed");
   }));
-  EXPECT_HAS(peer_message, "rank 1");
+  EXPECT_THAT(peer_message, HasSubstr("rank 1"));
 }
 
 // Counts the calls of abort, which does nothing.

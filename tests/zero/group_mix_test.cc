@@ -151,7 +151,7 @@ void expect_the_bits_of_plain_sharding(const Mixture& drawn) {
 
 int mixtures(int daily) { return std::getenv("ZERORUN_MATRIX") != nullptr ? 8 * daily : daily; }
 
-class GroupMixTest : public TestWithParam<Rule> {};
+class GroupMixTest : public ::testing::TestWithParam<Rule> {};
 
 TEST_P(GroupMixTest, AnyMixtureGivesTheBitsOfPlainSharding) {
   const std::string name = GetParam().name();
@@ -166,7 +166,7 @@ TEST(GroupMixOfHosts, AnyMixtureGivesTheBitsOfPlainSharding) {
   for (int i = 0; i < mixtures(12); ++i) expect_the_bits_of_plain_sharding(draws.on_hosts());
 }
 
-INSTANTIATE_TEST_SUITE_P(Rules, GroupMixTest, ValuesIn(every_rule()), name_of_rule);
+INSTANTIATE_TEST_SUITE_P(Rules, GroupMixTest, ::testing::ValuesIn(every_rule()), name_of_rule);
 
 }  // namespace
 }  // namespace zerorun::testing::group_mix

@@ -52,17 +52,13 @@ TEST(ShardGroupTest, AutoTakesTheRanksOfAHost) {
   });
 }
 
-TEST(ShardGroupTest, SizesThatCannotWorkAreErrorsThoseOfHpzToo) {
-  EXPECT_HAS(refusal({grouped(2, 3), 4}), "/zerorun/shard_group_size", "got 3 for 4 ranks");
-  EXPECT_HAS(refusal({grouped(2, 4)}), "got 4 for 2 ranks");
-  EXPECT_HAS(refusal({grouped(0, 2), 4}), "got 0, which shards nothing");
-  EXPECT_HAS(refusal({grouped(1, kRanksOfHost), 3, hosts_of("aab")}), "from 1 to 2 ranks");
-  const auto error_of = [](const Config& config) { return refusal({config, 4, hosts_of(2)}); };
-  EXPECT_HAS(error_of(copied(3)), "zero_hpz_partition_size", "got 3 where 4 ranks");
-  EXPECT_HAS(error_of(copied(8)), "got 8 where 4 ranks");
-  Config config = copied(2);
-  config.zero.stage = 2;
-  EXPECT_HAS(error_of(config), "needs /zero_optimization/stage 3, got 2");
+TEST(ShardGroupTest, SizesThatCannotWorkAreErrors) {
+  EXPECT_THAT(refusal({grouped(2, 3), 4}),
+              HasAll("/zerorun/shard_group_size", "got 3 for 4 ranks"));
+  EXPECT_THAT(refusal({grouped(2, 4)}), HasSubstr("got 4 for 2 ranks"));
+  EXPECT_THAT(refusal({grouped(0, 2), 4}), HasSubstr("got 0, which shards nothing"));
+  EXPECT_THAT(refusal({grouped(1, kRanksOfHost), 3, hosts_of("aab")}),
+              HasSubstr("from 1 to 2 ranks"));
 }
 
 // Elements of full tensors in a step, in units of the model's, by the group that they are sent in.
@@ -215,6 +211,15 @@ TEST(HpzTest, FrozenParametersOfAnotherDtypeKeepTheirBits) {
       }
     });
   }
+}
+
+TEST(HpzTest, SizesThatCannotWorkAreErrors) {
+  const auto error_of = [](const Config& config) { return refusal({config, 4, hosts_of(2)}); };
+  EXPECT_THAT(error_of(copied(3)), HasAll("zero_hpz_partition_size", "got 3 where 4 ranks"));
+  EXPECT_THAT(error_of(copied(8)), HasSubstr("got 8 where 4 ranks"));
+  Config config = copied(2);
+  config.zero.stage = 2;
+  EXPECT_THAT(error_of(config), HasSubstr("needs /zero_optimization/stage 3, got 2"));
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ TEST(MemoryPlan, IsWhatTheLedgerSaysOverStagesOffloadAndDtypes) {
   }
 }
 
-TEST(MemoryPlan, IsWhatTheLedgerSaysWithOtherOptimizersOrWithoutReuse) {
+TEST(MemoryPlan, IsWhatTheLedgerSaysWithOtherOptimizers) {
   for (const auto& [type, home] : each(std::array{"SGD", "AdamW8bit", "Lamb", "Muon"},
                                        std::array{OffloadDevice::none, OffloadDevice::cpu})) {
     Config config = toy_config(2);
@@ -99,6 +99,9 @@ TEST(MemoryPlan, IsWhatTheLedgerSaysWithOtherOptimizersOrWithoutReuse) {
     config.offload.optimizer.device = home;
     expect_planned(config, 2, type);
   }
+}
+
+TEST(MemoryPlan, GathersWithinTheReuseDistance) {
   expect_planned(gathering_config(3, DType::bf16), 2, "no reuse");
 }
 
@@ -118,6 +121,8 @@ TEST(MemoryPlan, IsWhatTheLedgerSaysOnSeveralHosts) {
                    fmt::format("stage {} groups {} saves {}", stage, group, saves));
   }
 }
+
+// Settings that mean another thing on GPUs where they are not given.
 
 // The largest bucket of a model of 1.2e9 parameters.
 int64_t largest_bucket(const Config& config, bool computes_on_host) {

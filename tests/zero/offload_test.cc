@@ -37,7 +37,7 @@ TEST(Offload, AnEngineMayEndBetweenBackwardAndStep) {
 
 TEST(Offload, WhatCannotBeMeantIsAnErrorBeforeTraining) {
   const auto expect_error = [](const Config& config, const std::string& part) {
-    EXPECT_HAS(refusal({config, 1}), part);
+    EXPECT_THAT(refusal({config, 1}), HasSubstr(part));
   };
   expect_error(offloaded(base_config(0)), "needs /zero_optimization/stage 1, 2 or 3, got 0");
   Config nvme = offloaded(base_config(2), 1.0, OffloadDevice::nvme);
@@ -60,12 +60,14 @@ TEST(Offload, WhatCannotBeMeantIsAnErrorBeforeTraining) {
 TEST(Offload, ParametersForWhichTheDiskHasNoRoomAreAnErrorBeforeTraining) {
   ToyJob job{param_on_nvme(base_config(3)), 1};
   job.config.offload.sub_group_size = 1 << 30;
-  const auto free = static_cast<int64_t>(fs::space(test_paths::build()).available);
+  const auto free = static_cast<int64_t>(std::filesystem::space(test_paths::build()).available);
   job.specs.push_back({"huge", {free / 2048 + (1 << 20), 1024}, "x", 0, false, ""});
-  EXPECT_HAS(refusal(job), "/zero_optimization/offload_param/nvme_path", "cannot reserve");
+  EXPECT_THAT(refusal(job), HasAll("/zero_optimization/offload_param/nvme_path", "cannot reserve"));
 }
 
 // Parameters of stage 3 that rest away from the device; GroupMixTest has their bits.
+namespace fs = std::filesystem;
+
 // Evaluation between steps, states that are read and changed there, and a caller's optimizer.
 uint64_t train_with_access(Config config, bool external) {
   if (external) config.optimizer.type = std::string(kExternalOptimizer);
@@ -160,7 +162,7 @@ TEST(OffloadParam, MaxInCpuIsWhatStaysInMemoryAndThatNothingIsOnNvmeIsSaid) {
     ::testing::internal::CaptureStderr();
     run_engines({config, 1, {}, specs}, [&](Engine& engine, Communicator&) {
       const std::string said = ::testing::internal::GetCapturedStderr();
-      EXPECT_HAS(said, row.said);
+      EXPECT_THAT(said, HasSubstr(row.said));
       EXPECT_EQ(said.find("no parameter is on NVMe") != std::string::npos, !row.said.empty());
       const int64_t buffers = row.file > 0 ? 5 * 200'704 : 0;
       EXPECT_NEAR(live_bytes(engine, MemoryCategory::pinned), buffers + row.memory * 2, 8192);
@@ -203,9 +205,9 @@ TEST(OffloadParam, ADamagedBlockIsAnErrorWithFileAndOffsetAndNeverAWeight) {
 // names both sides, not a wait.
 TEST(OffloadParam, RanksThatGatherDifferentModulesAreToldSo) {
   run_engines({param_on_nvme(base_config(3))}, [](Engine& engine, Communicator& comm) {
-    EXPECT_HAS(error_of<CommError>(
-                   [&] { engine.gather(engine.module_id(comm.rank() == 0 ? "h.0" : "h.1")); }),
-               "h.0.weight", "h.1");
+    EXPECT_THAT(error_of<CommError>(
+                    [&] { engine.gather(engine.module_id(comm.rank() == 0 ? "h.0" : "h.1")); }),
+                HasAll("h.0.weight", "h.1"));
   });
 }
 

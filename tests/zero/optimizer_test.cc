@@ -6,7 +6,7 @@
 namespace zerorun::testing::optimizer {
 namespace {
 
-class EveryOptimizer : public TestWithParam<Rule> {};
+class EveryOptimizer : public ::testing::TestWithParam<Rule> {};
 
 // Bytes of optimizer memory per element, from its definition.
 double bytes_per_element(const Rule& rule, DType dtype, bool use_muon) {
@@ -40,14 +40,15 @@ TEST_P(EveryOptimizer, HoldsTheBytesOfItsStates) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Rules, EveryOptimizer, ValuesIn(every_rule()), name_of_rule);
+INSTANTIATE_TEST_SUITE_P(Rules, EveryOptimizer, ::testing::ValuesIn(every_rule()), name_of_rule);
 
 TEST(MuonMatrices, MustBeMatrices) {
   ToyJob job{toy_config(0), 1};  // AdamW has no use for the mark
   job.specs[4].use_muon = true;
   EXPECT_EQ(refusal(job), "");
   job.config.optimizer.type = "Muon";
-  EXPECT_HAS(refusal(job), "h.1.weight: use_muon is for matrices, this has 1 dimensions");
+  EXPECT_THAT(refusal(job),
+              HasSubstr("h.1.weight: use_muon is for matrices, this has 1 dimensions"));
 }
 
 Config config_of(int stage, const std::string& optimizer) {

@@ -24,7 +24,7 @@ double step_seconds(double gather, const Limits& limits) {
   config.zero.prefetch_bucket_size = limits.prefetch;
   config.zero.max_live_parameters = limits.live;
   config.zero.max_reuse_distance = limits.reuse;
-  const VirtualJob job{.config = config, .costs = {.gather = gather}};
+  const VirtualJob job{.config = config, .collectives = {.gather = gather}};
   run_virtually(job, [&](const VirtualModel& model) {
     for (int step = 0; step < 3; ++step) {
       const double begin = model.settle();
@@ -51,13 +51,16 @@ TEST(GatherOverlap, ModulesThatExceedThePrefetchLimitStillTakeTheLongerOfTheTwo)
 }
 
 // With the default reuse distance, copies that are used again later fill the room.
-TEST(GatherOverlap, WhatStaysForLaterLeavesRoomForTheNextModuleElseTheyTakeTheSum) {
+TEST(GatherOverlap, WhatStaysForLaterLeavesRoomForTheNextModule) {
   for (const int64_t modules : {2, 3, 5}) {
     const Limits limits = {.prefetch = kNumel, .live = modules * kNumel, .reuse = int64_t{1} << 30};
     // The last modules of forward stay for backward, so fewer are gathered.
     EXPECT_LE(step_seconds(1.0, limits), kUses + 1.0 + 1e-3) << modules;
     EXPECT_LE(step_seconds(3.0, limits), 3.0 * (kUses - 1) + 1.0 + 1e-3) << modules;
   }
+}
+
+TEST(GatherOverlap, WithoutPrefetchOrRoomForTwoModulesTheyTakeTheSum) {
   EXPECT_NEAR(step_seconds(1.0, {0}), 2 * kUses, 1.0 + 1e-3);
   EXPECT_NEAR(step_seconds(1.0, {.prefetch = kNumel, .live = kNumel}), 2 * kUses, 1.0 + 1e-3);
 }
@@ -78,7 +81,7 @@ double backward_seconds(const Seconds& block, bool overlaps = true) {
   config.zero.overlap_comm = overlaps;
   const VirtualJob job{.config = config,
                        .modules = kBlocks,
-                       .costs = {.gather = block.gather, .reduce_scatter = block.reduce},
+                       .collectives = {block.gather, block.reduce},
                        .ranks = 2};
   run_virtually(job, [&](const VirtualModel& model) {
     for (int step = 0; step < 3; ++step) {
@@ -102,7 +105,10 @@ TEST(Lanes, BackwardTakesTheLongestOfComputationGathersAndReductions) {
         << block.compute << " " << block.gather << " " << block.reduce;
     EXPECT_GE(backward_seconds(block), (kBlocks - 1) * longest);
   }
-  EXPECT_GE(backward_seconds({1, 2, 3}, false), (kBlocks - 1) * 6.0) << "without streams: the sum";
+}
+
+TEST(Lanes, WithoutStreamsOfTheirOwnTheyTakeTheSum) {
+  EXPECT_GE(backward_seconds({1, 2, 3}, false), (kBlocks - 1) * 6.0);
 }
 
 constexpr double kForward = 1.0;  // of a module
@@ -113,7 +119,7 @@ constexpr double kNorm = 0.5;     // more than the words of the gradient's norm 
 double step_and(const Config& config, double gather,
                 const std::function<void(const VirtualModel&)>& after) {
   double seconds = 0;
-  const VirtualJob job{.config = config, .costs = {.gather = gather}};
+  const VirtualJob job{.config = config, .collectives = {.gather = gather}};
   run_virtually(job, [&](const VirtualModel& model) {
     for (int step = 0; step < 2; ++step) {
       model.forward(kForward);
@@ -138,8 +144,11 @@ TEST(UpdateOverlap, ForwardWaitsForTheFirstBucketOrHidesAllButTheLastModules) {
     EXPECT_LE(seconds, kModules * 3.0 + kForward + kNorm) << "stage " << stage;
     EXPECT_GE(seconds, kModules * 3.0 + kForward) << "stage " << stage;
   }
+}
+
+TEST(UpdateOverlap, WithoutAStreamOfTheirOwnGathersAndForwardTakeTheirSum) {
   Config config = virtual_config(2);
-  config.zero.overlap_comm = false;  // no stream of their own: the sum
+  config.zero.overlap_comm = false;
   EXPECT_GE(step_and(config, 0.5, forward), kModules * (0.5 + kForward));
 }
 

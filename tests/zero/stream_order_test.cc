@@ -116,45 +116,53 @@ std::shared_ptr<Communicator> connect_synchronously(CommunicatorOptions& options
   return make_communicator(on_cpu);
 }
 
-enum class Ranks { on_host, on_accelerators, with_lanes };
-
-Connect connect_delayed(Ranks ranks, unsigned seed) {
-  return [=](CommunicatorOptions& options) -> std::shared_ptr<Communicator> {
-    const bool lanes = ranks == Ranks::with_lanes;  // above a communicator of host memory
-    auto gathers =
-        lanes ? std::make_shared<CollectiveGathers>(make_communicator(options)) : nullptr;
-    const auto kind = ranks == Ranks::on_host ? DelayedKind::host : DelayedKind::accelerator;
+Connect connect_delayed(DelayedKind kind, unsigned seed) {
+  return [=](CommunicatorOptions& options) {
     options.device =
         std::make_shared<DelayedDevice>(kind, seed + 100U * static_cast<unsigned>(options.rank));
-    if (gathers) return gathers;
-    return ranks == Ranks::on_host ? make_communicator(options)
-                                   : make_host_staged_communicator(options);
+    if (kind == DelayedKind::accelerator) return make_host_staged_communicator(options);
+    return make_communicator(options);
   };
 }
 
-class StreamOrderTest : public TestWithParam<StreamSetting> {};
+Connect connect_with_lanes(unsigned seed) {
+  return [=](CommunicatorOptions& options) {
+    auto comm = std::make_shared<CollectiveGathers>(make_communicator(options));
+    options.device = std::make_shared<DelayedDevice>(
+        DelayedKind::accelerator, seed + 100U * static_cast<unsigned>(options.rank));
+    return comm;
+  };
+}
+
+class StreamOrderTest : public ::testing::TestWithParam<StreamSetting> {};
 
 TEST_P(StreamOrderTest, DelaysChangeNoBit) {
   for (const int64_t accumulation : {1, 2}) {
     const Config config = config_of(GetParam(), accumulation);
     const uint64_t expected = train(config, connect_synchronously);
-    for (const auto& [ranks, seed] :
-         each(std::array{Ranks::on_host, Ranks::on_accelerators, Ranks::with_lanes},
-              std::array{1U, 2U, 3U})) {
-      EXPECT_EQ(train(config, connect_delayed(ranks, seed)), expected)
-          << static_cast<int>(ranks) << ", seed " << seed << ", micro-steps " << accumulation;
+    for (const auto& [kind, seed] :
+         each(std::array{DelayedKind::host, DelayedKind::accelerator}, std::array{1U, 2U, 3U})) {
+      EXPECT_EQ(train(config, connect_delayed(kind, seed)), expected)
+          << (kind == DelayedKind::host ? "host" : "accelerator") << ", seed " << seed
+          << ", micro-steps " << accumulation;
+    }
+    for (const unsigned seed : {1U, 2U, 3U}) {
+      EXPECT_EQ(train(config, connect_with_lanes(seed)), expected)
+          << "lanes, seed " << seed << ", micro-steps " << accumulation;
     }
   }
 }
 
 using Setting = StreamSetting;
-INSTANTIATE_TEST_SUITE_P(
-    Settings, StreamOrderTest,
-    Values(Setting{0}, Setting{1}, Setting{1, 0.5}, Setting{2}, Setting{2, 1.0}, Setting{3},
-           Setting{3, 0.5}, Setting{3, 0.0, OffloadDevice::cpu},
-           Setting{3, 1.0, OffloadDevice::cpu}, Setting{.stage = 2, .optimizer = "Lamb"},
-           Setting{2, 0.5, OffloadDevice::none, "Lamb"}, Setting{.stage = 2, .optimizer = "Muon"},
-           Setting{1, 0.5, OffloadDevice::none, "Muon"}));
+INSTANTIATE_TEST_SUITE_P(Settings, StreamOrderTest,
+                         ::testing::Values(Setting{0}, Setting{1}, Setting{1, 0.5}, Setting{2},
+                                           Setting{2, 1.0}, Setting{3}, Setting{3, 0.5},
+                                           Setting{3, 0.0, OffloadDevice::cpu},
+                                           Setting{3, 1.0, OffloadDevice::cpu},
+                                           Setting{.stage = 2, .optimizer = "Lamb"},
+                                           Setting{2, 0.5, OffloadDevice::none, "Lamb"},
+                                           Setting{.stage = 2, .optimizer = "Muon"},
+                                           Setting{1, 0.5, OffloadDevice::none, "Muon"}));
 
 }  // namespace
 }  // namespace zerorun::testing

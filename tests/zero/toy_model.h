@@ -20,8 +20,8 @@ inline std::vector<ParameterId> parameters_of(const Engine& engine,
 }
 
 // In the order of their parameters.
-inline Strings modules_of(const Engine& engine) {
-  Strings modules;
+inline std::vector<std::string> modules_of(const Engine& engine) {
+  std::vector<std::string> modules;
   for (const ParameterSpec& spec : engine.parameters()) {
     if (modules.empty() || modules.back() != spec.module) modules.push_back(spec.module);
   }
@@ -44,7 +44,7 @@ inline void visit(Engine& engine, const std::string& module) {
 // which is gathered meanwhile.
 template <typename Of>
 void backward_pass(Engine& engine, const Of& of) {
-  const Strings modules = modules_of(engine);
+  const std::vector<std::string> modules = modules_of(engine);
   for (size_t m = modules.size(); m-- > 0;) {
     with_module(engine, modules[m], [&] {
       for (const ParameterId id : parameters_of(engine, modules[m])) {
@@ -120,7 +120,7 @@ class ToyModel {
   // Forward over all modules, backward in reverse; gradients are multiplied by `scale`.
   static bool micro_step(Engine& engine, int rank, int64_t micro, int64_t step,
                          const UsesFunction& uses = everything, float scale = 1.0F) {
-    Strings order = modules_of(engine);
+    std::vector<std::string> order = modules_of(engine);
     std::erase_if(order, [&](const std::string& module) { return !uses(module, rank); });
     double checksum = 0;
     for (const std::string& module : order) {

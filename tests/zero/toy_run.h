@@ -35,7 +35,9 @@ struct Rule {
     config.precision.state_dtype = state_dtype;
   }
 };
-inline std::string name_of_rule(const TestParamInfo<Rule>& info) { return info.param.name(); }
+inline std::string name_of_rule(const ::testing::TestParamInfo<Rule>& info) {
+  return info.param.name();
+}
 
 inline std::vector<Rule> every_rule() {
   std::vector<Rule> all = {{"Adam"}, {"AdamW"}, {"AdamW8bit"},
@@ -113,30 +115,24 @@ void run_devices(const ToyJob& job, const Body& body) {
 
 using EngineBody = std::function<void(Engine&, Communicator&)>;
 
-// An initialised engine of the job.
-inline std::unique_ptr<Engine> make_engine(const ToyJob& job, Device& device, Communicator& comm) {
-  auto engine = Engine::create(job.config, device, comm, job.specs, job.groups);
-  toy_initialize(*engine);
-  return engine;
-}
-
-// Calls `body` with one on each rank.
+// Calls `body` with an initialised engine on each rank.
 inline void run_engines(const ToyJob& job, const EngineBody& body) {
   run_devices(job, [&](Device& device, Communicator& comm) {
-    body(*make_engine(job, device, comm), comm);
+    const auto engine = Engine::create(job.config, device, comm, job.specs, job.groups);
+    toy_initialize(*engine);
+    body(*engine, comm);
   });
 }
 
-// The same; returns what it gives on each rank, or on rank 0.
-template <typename Body>
-auto results_of(const ToyJob& job, const Body& body) {
-  PerRank<std::invoke_result_t<Body, Engine&, Communicator&>> results(job.ranks);
-  run_engines(job, [&](Engine& engine, Communicator& comm) { results[comm] = body(engine, comm); });
-  return results;
-}
+// The same; returns what it gives on rank 0.
 template <typename Body>
 auto result_of(const ToyJob& job, const Body& body) {
-  return results_of(job, body)[0];
+  std::invoke_result_t<Body, Engine&, Communicator&> result{};
+  run_engines(job, [&](Engine& engine, Communicator& comm) {
+    auto own = body(engine, comm);
+    if (comm.rank() == 0) result = std::move(own);
+  });
+  return result;
 }
 // The hash of the parameters after it.
 inline uint64_t hash_after(const ToyJob& job, const EngineBody& body) {
@@ -148,11 +144,15 @@ inline uint64_t hash_after(const ToyJob& job, const EngineBody& body) {
 
 // The text of the ConfigError with which the engines of a job are refused.
 inline std::string refusal(const ToyJob& job) {
-  PerRank<std::string> errors(job.ranks);
+  std::string text;
+  std::mutex mutex;
   run_devices(job, [&](Device& device, Communicator& comm) {
-    errors[comm] = error_of<ConfigError>([&] { make_engine(job, device, comm); });
+    const std::string error = error_of<ConfigError>(
+        [&] { Engine::create(job.config, device, comm, job.specs, job.groups); });
+    const std::lock_guard lock(mutex);
+    text = error;
   });
-  return errors[0];
+  return text;
 }
 
 // Small buckets.
@@ -225,22 +225,18 @@ inline int64_t peak_bytes(Engine& engine, MemoryCategory category) {
   return engine.device().memory_use(category).peak_bytes;
 }
 
-// Takes steps; `step` runs a batch and its step.
+// Takes steps on all ranks; `step` runs a batch and its step.
 using EngineStep = std::function<StepResult(Engine&, Communicator&, int64_t step)>;
-inline ToyOutcome take_steps(Engine& engine, Communicator& comm, int64_t steps,
-                             const EngineStep& step) {
-  ToyOutcome own;
-  for (int64_t i = 0; i < steps; ++i) {
-    const double norm = step(engine, comm, i).grad_norm;
-    own.norms.push_back(std::isnan(norm) ? -1.0 : norm);  // which equals itself
-  }
-  own.hash = engine.states().parameter_hash();
-  own.skipped = engine.states().progress().skipped_steps;
-  return own;
-}
 inline ToyOutcome train_by(const ToyJob& job, int64_t steps, const EngineStep& step) {
   return result_of(job, [&](Engine& engine, Communicator& comm) {
-    return take_steps(engine, comm, steps, step);
+    ToyOutcome own;
+    for (int64_t i = 0; i < steps; ++i) {
+      const double norm = step(engine, comm, i).grad_norm;
+      own.norms.push_back(std::isnan(norm) ? -1.0 : norm);  // which equals itself
+    }
+    own.hash = engine.states().parameter_hash();
+    own.skipped = engine.states().progress().skipped_steps;
+    return own;
   });
 }
 

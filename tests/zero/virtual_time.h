@@ -18,8 +18,6 @@ struct VirtualCosts {
   double download_per_byte = 0.0;
   double upload_per_byte = 0.0;
   double update_per_element = 0.0;
-  double gather = 0.0;
-  double reduce_scatter = 0.0;
 };
 
 class VirtualEvent final : public Event::State {
@@ -115,37 +113,42 @@ class VirtualTimeDevice final : public CpuDevice {
   std::unique_ptr<VirtualTimeDevice> host_;
 };
 
+struct CollectiveSeconds {
+  double gather = 0.0;
+  double reduce_scatter = 0.0;
+};
+
 // Collectives that take a time on their stream. The calls of a communicator happen one after the
 // other, whatever their streams.
 class TimedCollectives final : public CollectiveGathers {
  public:
   template <typename Inner>
-  TimedCollectives(Inner&& inner, VirtualCosts costs)
-      : CollectiveGathers(std::forward<Inner>(inner)), costs_(costs) {}
+  TimedCollectives(Inner&& inner, CollectiveSeconds seconds)
+      : CollectiveGathers(std::forward<Inner>(inner)), seconds_(seconds) {}
 
   Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
                    std::string_view label) override {
     stream.wait(last_);
     CollectiveGathers::all_gather(in, out, sync, stream, label);
-    return pass(stream, costs_.gather);
+    return pass(stream, seconds_.gather);
   }
   Event reduce_scatter(TensorView in, TensorView out, Output output, Stream& stream,
                        std::string_view label) override {
     stream.wait(last_);
     CollectiveGathers::reduce_scatter(in, out, output, stream, label);
-    return pass(stream, costs_.reduce_scatter);
+    return pass(stream, seconds_.reduce_scatter);
   }
 
  private:
   std::unique_ptr<Communicator> make_lane(std::shared_ptr<Communicator> inner) override {
-    return std::make_unique<TimedCollectives>(std::move(inner), costs_);
+    return std::make_unique<TimedCollectives>(std::move(inner), seconds_);
   }
   Event pass(Stream& stream, double seconds) {
     dynamic_cast<VirtualStream&>(stream).pass(seconds);
     return last_ = stream.record();
   }
 
-  const VirtualCosts costs_;
+  const CollectiveSeconds seconds_;
   Event last_;
 };
 
@@ -190,6 +193,7 @@ struct VirtualJob {
   Config config{};
   int modules = 8;
   VirtualCosts costs{};
+  CollectiveSeconds collectives{};
   int ranks = 1;
   VirtualKind kind = VirtualKind::accelerator;
 };
@@ -206,7 +210,7 @@ inline void run_virtually(const VirtualJob& job,
   run_ranks(job.ranks, [&](Communicator& comm) {
     VirtualClock clock;
     VirtualTimeDevice device(clock, job.costs, job.kind);
-    TimedCollectives timed(comm, job.costs);
+    TimedCollectives timed(comm, job.collectives);
     std::vector<ParameterSpec> specs;
     for (int i = 0; i < job.modules; ++i) {
       specs.push_back({"w" + std::to_string(i), {VirtualModel::kNumel}, "m" + std::to_string(i)});

@@ -2,6 +2,7 @@
 
 #include "checkpoint/saving/save.h"
 #include "core/check.h"
+#include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 
 namespace zerorun::testing {
@@ -59,7 +60,8 @@ class Image {
 // Writes a file, on a disk: in memory there is no cache to go past.
 void expect_written(size_t nbytes, size_t shift, bool in_place) {
   const std::string text = random_text(nbytes);
-  const auto path = fs::path(test_paths::build()) / fmt::format("block_writer-{}", ::getpid());
+  const auto path =
+      std::filesystem::path(test_paths::build()) / fmt::format("block_writer-{}", ::getpid());
   for (const bool direct : {true, false}) {
     const Image image(text, shift);
     BlockWriter writer(path, nbytes, direct);
@@ -78,7 +80,7 @@ void expect_written(size_t nbytes, size_t shift, bool in_place) {
     }
     writer.finish();
     EXPECT_TRUE(read_file(path) == text) << nbytes << " bytes from " << shift << ", " << direct;
-    fs::remove(path);
+    std::filesystem::remove(path);
   }
 }
 
@@ -107,8 +109,9 @@ TEST(BlockWriter, WhatCannotBeWrittenIsAnErrorThatNamesTheFile) {
         writer.finish();
       });
     };
-    EXPECT_HAS(error(8 * kMiB), "cannot write 8388608 bytes to", "/8388608-", "File too large");
-    EXPECT_HAS(error(0), "cannot write", "/0-", "File too large");
+    EXPECT_THAT(error(8 * kMiB),
+                HasAll("cannot write 8388608 bytes to", "/8388608-", "File too large"));
+    EXPECT_THAT(error(0), HasAll("cannot write", "/0-", "File too large"));
   }
 }
 

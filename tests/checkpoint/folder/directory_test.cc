@@ -6,6 +6,8 @@
 namespace zerorun::testing {
 namespace {
 
+namespace fs = std::filesystem;
+
 struct Directory : ::testing::Test {
   void save(const std::string& tag, uint64_t seed = 1, bool update_latest = true) {
     whole_.save({.directory = directory_.string(), .tag = tag, .update_latest = update_latest},
@@ -37,7 +39,7 @@ TEST_F(Directory, WhatALinkLeadsToIsKeptAndLinksAreNotCounted) {
   fs::create_symlink("step1", path_ / "best");
   fs::create_symlink("step4", path_ / "newest");
   fs::create_symlink("nowhere", path_ / "dead");
-  Strings removed;
+  std::vector<std::string> removed;
   for (const SavedTag& saved : superfluous_tags(path_, {.last = 2})) removed.push_back(saved.tag);
   EXPECT_THAT(removed, ElementsAre("step2"));
 }
@@ -69,10 +71,10 @@ TEST_F(Directory, WhatThisUserMayNotReadIsNotMissing) {
     return text;
   };
   for (const fs::path& hidden : {path_, path_ / "a"}) {
-    EXPECT_HAS(error_of_another_user(hidden, [&] { load(""); }), "Permission denied");
+    EXPECT_THAT(error_of_another_user(hidden, [&] { load(""); }), HasSubstr("Permission denied"));
   }
-  EXPECT_HAS(error_of_another_user(path_, [&] { list_tags(path_); }),
-             "cannot read the folder " + path_.string() + ": Permission denied");
+  EXPECT_THAT(error_of_another_user(path_, [&] { list_tags(path_); }),
+              HasSubstr("cannot read the folder " + path_.string() + ": Permission denied"));
 }
 
 // Prunes beside each other, and a save that clears leftovers away.
@@ -80,7 +82,7 @@ TEST_F(Directory, ThoseWhoRemoveTheSameCheckpointsDoNotFail) {
   save("kept");
   remove_checkpoint(path_, "already_gone");
   for (int round = 0; round < 20; ++round) {
-    Strings tags;
+    std::vector<std::string> tags;
     for (int i = 0; i < 10; ++i) {
       tags.push_back(fmt::format("old{}", i));
       fs::create_directory(path_ / tags.back());
@@ -155,32 +157,32 @@ TEST_F(Directory, ASaveSparesTheFolderOfAnotherThatIsUnderWay) {
 }
 
 TEST_F(Directory, WithoutACheckpointItIsSaidWhichThereAre) {
-  EXPECT_HAS(load_error(), path_.string() + " holds no checkpoints");
+  EXPECT_THAT(load_error(), HasSubstr(path_.string() + " holds no checkpoints"));
   EXPECT_THROW(verify_checkpoint(path_.string(), [](const std::string&) {}), CheckpointError);
   for (const char* tag : {"step10", "step9", "best"}) save(tag);
   fs::create_directory(path_ / "no_checkpoint");
   const std::string tags = "checkpoints in " + path_.string() + ": best, step9, step10";
-  EXPECT_HAS(load_error("b"), "/b holds no checkpoint; ", tags);
+  EXPECT_THAT(load_error("b"), HasAll("/b holds no checkpoint; ", tags));
   fs::remove(path_ / "latest");
-  EXPECT_HAS(load_error(), "latest does not exist; " + tags);
+  EXPECT_THAT(load_error(), HasSubstr("latest does not exist; " + tags));
   write_file(path_ / "latest", "gone");
-  EXPECT_HAS(load_error(), "gone holds no checkpoint, although latest names it; ");
+  EXPECT_THAT(load_error(), HasSubstr("gone holds no checkpoint, although latest names it; "));
   for (const char* damaged : {"../../etc", ""}) {
     write_file(path_ / "latest", damaged);
-    EXPECT_HAS(load_error(), "latest is damaged: ");
+    EXPECT_THAT(load_error(), HasSubstr("latest is damaged: "));
   }
   for (int i = 11; i <= 33; ++i) {
     fs::copy(path_ / "best", path_ / fmt::format("step{}", i), fs::copy_options::recursive);
   }
-  EXPECT_HAS(load_error("none"), "step14, step15", "and 6 older");
+  EXPECT_THAT(load_error("none"), HasAll("step14, step15", "and 6 older"));
 
   const auto error_of_folder = [&](const char* name) {
     FakeEngine engine = make_engine(1);
     return error_of<CheckpointError>(
         [&] { load_checkpoint(engine, *comm_, (path_ / name).string()); });
   };
-  EXPECT_HAS(error_of_folder("nowhere"), "there is no ");
-  EXPECT_HAS(error_of_folder("latest"), "latest is not a folder");
+  EXPECT_THAT(error_of_folder("nowhere"), HasSubstr("there is no "));
+  EXPECT_THAT(error_of_folder("latest"), HasSubstr("latest is not a folder"));
 }
 
 TEST_F(Directory, NamesThatAreNotRegularFilesAreErrors) {

@@ -4,6 +4,8 @@
 namespace zerorun::testing {
 namespace {
 
+namespace fs = std::filesystem;
+
 // Hosts with a disk each: a folder of its own for the ranks of each. That is all that tells them
 // apart. A job is the letters of its ranks' hosts: "aabb" has two hosts of two ranks.
 class NodeLocal : public ::testing::Test {
@@ -31,9 +33,10 @@ class NodeLocal : public ::testing::Test {
     });
   }
   // Each rank's error, or "" where all that it holds is as it was saved.
-  Strings load(const std::string& job, uint64_t seed, const std::string& tag = "") const {
+  std::vector<std::string> load(const std::string& job, uint64_t seed,
+                                const std::string& tag = "") const {
     const Sharded loading = sharded(job, 8);
-    Strings results(job.size());
+    std::vector<std::string> results(job.size());
     loading.run(99, [&](FakeEngine& engine, Communicator& comm) {
       std::string& result = results[static_cast<size_t>(comm.rank())];
       const std::string before = engine.bytes();
@@ -56,7 +59,7 @@ class NodeLocal : public ::testing::Test {
     });
     return results;
   }
-  Strings files_of(const std::string& host, const std::string& tag) const {
+  std::vector<std::string> files_of(const std::string& host, const std::string& tag) const {
     return names_in(disk(host) / tag);
   }
   // Files and headers of ranks on a host.
@@ -69,7 +72,7 @@ class NodeLocal : public ::testing::Test {
     return found;
   }
 
-  const Strings fine_ = Strings(4);
+  const std::vector<std::string> fine_ = std::vector<std::string>(4);
 
  private:
   TemporaryDirectory directory_;
@@ -109,10 +112,11 @@ TEST_F(NodeLocal, ANewerCheckpointOfWhichHostsLackFilesLeavesThatOfTheLowestRank
   fs::rename(disk("old"), disk("a"));
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(load("aabb", 1), fine_);
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              MatchesRegex(".*rank 2's host has step2 .step 2., but no rank of this job "
-                           "finds rank00000-.*written on .*: step1 .step 1. is loaded\n"));
-  EXPECT_EQ(load("cccc", 1), Strings(4, "none"));
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      ::testing::MatchesRegex(".*rank 2's host has step2 .step 2., but no rank of this job "
+                              "finds rank00000-.*written on .*: step1 .step 1. is loaded\n"));
+  EXPECT_EQ(load("cccc", 1), std::vector<std::string>(4, "none"));
 }
 
 TEST_F(NodeLocal, AHostThatWasAwayDoesNotTakeTheJobBack) {
@@ -121,8 +125,8 @@ TEST_F(NodeLocal, AHostThatWasAwayDoesNotTakeTheJobBack) {
   save("bbcc", "step3", 3);
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(load("aabc", 3), fine_);
-  EXPECT_HAS(::testing::internal::GetCapturedStderr(),
-             "rank 2's host has step3 (step 3), that of a lower rank only step1");
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("rank 2's host has step3 (step 3), that of a lower rank only step1"));
   EXPECT_EQ(load("aabc", 1, "step1"), fine_);  // asked for by name
 }
 
@@ -131,15 +135,16 @@ TEST_F(NodeLocal, AnotherSaveOfTheSameTagOnOneHostIsNotMixedIn) {
   save("cccc", "same", 2);
   const auto files = files_of("c", "same");
   EXPECT_THAT(load("aabc", 1, "same"),
-              Each(HasSubstr("c/same is of another save than the checkpoint of that "
-                             "name which rank 0's host has")));
+              ::testing::Each(HasSubstr("c/same is of another save than the checkpoint of that "
+                                        "name which rank 0's host has")));
   EXPECT_EQ(files_of("c", "same"), files);
 }
 
 TEST_F(NodeLocal, WhatNoHostHasIsNamedAndNothingChanges) {
   save("aabb", "step1", 1);
-  EXPECT_THAT(load("aa", 1), Each(HasAll("no rank of this job finds rank00002-", "(written on ",
-                                         Not(HasSubstr("has changed")))));
+  EXPECT_THAT(load("aa", 1),
+              ::testing::Each(HasAll("no rank of this job finds rank00002-", "(written on ",
+                                     Not(HasSubstr("has changed")))));
 }
 
 TEST_F(NodeLocal, ADamagedFileIsFoundWhereItIsCopiedTo) {
@@ -147,7 +152,7 @@ TEST_F(NodeLocal, ADamagedFileIsFoundWhereItIsCopiedTo) {
   for (const std::string& name : files_of("b", "step1")) {
     if (is_shard_name(name)) flip_last_bit(disk("b") / "step1" / name);
   }
-  EXPECT_THAT(load("aaab", 1), Each(HasSubstr("damaged")));
+  EXPECT_THAT(load("aaab", 1), ::testing::Each(HasSubstr("damaged")));
 }
 
 TEST_F(NodeLocal, ASaveBesideTheTrainingIsCompleteWhenARankIsTold) {

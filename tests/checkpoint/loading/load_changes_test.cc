@@ -5,6 +5,7 @@
 namespace zerorun::testing::load_changes {
 namespace {
 
+namespace fs = std::filesystem;
 using Record = CheckpointReader::Record;
 
 struct UndoLogTest : ::testing::Test {
@@ -86,7 +87,7 @@ TEST(SpareMemory, GivesAllThatItMayAndNoMore) {
 
 // On a disk, so that reads bypass the page cache. Tensors of 20 MB, which disks can read into place
 // or, as their numbers of elements are odd, cannot.
-struct LargeCheckpoint : TestWithParam<bool> {
+struct LargeCheckpoint : ::testing::TestWithParam<bool> {
   LargeCheckpoint() {
     fs::remove_all(folder_);
     const bool aligned = GetParam();
@@ -271,21 +272,21 @@ TEST(ModelMatch, DifferencesAreNamed) {
        },
        "\n  and 80 more"},
       {[](FakeModel& model) { model.groups.pop_back(); }, "has 2 parameter groups, this run 1"}};
-  for (const auto& [change, error] : cases) EXPECT_HAS(load_error(change), error);
+  for (const auto& [change, error] : cases) EXPECT_THAT(load_error(change), HasSubstr(error));
 }
 
 TEST(ModelMatch, AllDifferencesComeAtOnceWithTheNearestNames) {
-  EXPECT_HAS(load_error([](FakeModel& model) {
-               model.specs[1].name = "h.0.ln.wieght";
-               model.specs[2].shape = {5, 3, 7};
-               model.specs[3].trainable = true;
-               model.specs[5].name = "module.scale";
-             }),
-             "h.0.mlp.weight has shape", "h.0.frozen is frozen",
-             "no parameter h.0.ln.wieght, which this model has (nearest: h.0.ln.weight)",
-             "no parameter module.scale, which this model has (nearest: scale)",
-             "parameter h.0.ln.weight, which this model lacks (nearest: h.0.ln.wieght)",
-             "the parameter scale, which this model lacks (nearest: module.scale)");
+  EXPECT_THAT(load_error([](FakeModel& model) {
+                model.specs[1].name = "h.0.ln.wieght";
+                model.specs[2].shape = {5, 3, 7};
+                model.specs[3].trainable = true;
+                model.specs[5].name = "module.scale";
+              }),
+              HasAll("h.0.mlp.weight has shape", "h.0.frozen is frozen",
+                     "no parameter h.0.ln.wieght, which this model has (nearest: h.0.ln.weight)",
+                     "no parameter module.scale, which this model has (nearest: scale)",
+                     "parameter h.0.ln.weight, which this model lacks (nearest: h.0.ln.wieght)",
+                     "the parameter scale, which this model lacks (nearest: module.scale)"));
 }
 
 }  // namespace

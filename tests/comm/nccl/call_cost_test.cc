@@ -12,7 +12,9 @@ thread_local int64_t allocated = 0;
 
 namespace {
 
+using ::testing::Le;
 using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
 
 constexpr int kTimes = 160;
 

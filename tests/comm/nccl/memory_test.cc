@@ -114,7 +114,7 @@ TEST_F(NcclScratchTest, IsUsedByOneStreamAfterTheOther) {
     }
     for (size_t i = 0; i < kStreams; ++i) {
       EXPECT_THAT(downloaded(device, view_of(sums.at(i), DType::fp32, kNumel), *streams.at(i)),
-                  Each(static_cast<float>(kRounds * 2 * (i + 1))));
+                  ::testing::Each(static_cast<float>(kRounds * 2 * (i + 1))));
     }
     EXPECT_EQ(buckets(device), kNumel * 2);
   });

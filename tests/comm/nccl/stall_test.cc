@@ -37,7 +37,7 @@ struct NcclStallTest : NcclTest {
     const size_t first = text.find("stands still");
     EXPECT_NE(first, std::string::npos) << text;
     EXPECT_EQ(text.find("stands still", first + 1), std::string::npos) << text;
-    EXPECT_HAS(text, "waits for rank " + std::to_string(absent));
+    EXPECT_THAT(text, HasSubstr("waits for rank " + std::to_string(absent)));
     return nlohmann::json::parse(std::ifstream(file_));
   }
 
@@ -50,12 +50,12 @@ struct NcclStallTest : NcclTest {
       const nlohmann::json& entry = report["ranks"][rank];
       EXPECT_EQ(entry["rank"], rank);
       if (rank == absent) {
-        EXPECT_HAS(entry["last_operation"], "'start'");
-        EXPECT_HAS(entry["state"], "outside of collectives");
+        EXPECT_THAT(entry["last_operation"], HasSubstr("'start'"));
+        EXPECT_THAT(entry["state"], HasSubstr("outside of collectives"));
       } else {
         EXPECT_EQ(entry["state"], "waits");
         EXPECT_EQ(entry["waits_for"], absent);
-        EXPECT_HAS(entry["last_operation"], "'bucket 9'");
+        EXPECT_THAT(entry["last_operation"], HasSubstr("'bucket 9'"));
       }
     }
   }
@@ -100,8 +100,8 @@ TEST_F(NcclStallTest, RanksThatAskInSeveralGroupsAnswerInAll) {
     ++errors;
   });
   const std::string text = ::testing::internal::GetCapturedStderr();
-  EXPECT_HAS(text, "stands still", Not(HasSubstr("did not answer")));
-  EXPECT_THAT(more, Each(Le(0)));
+  EXPECT_THAT(text, HasAll("stands still", Not(HasSubstr("did not answer"))));
+  EXPECT_THAT(more, ::testing::Each(::testing::Le(0)));
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ TEST(RankInfoTest, ContradictionsAreErrorsThatNameTheVariables) {
                                     {base + "LOCAL_RANK=3 LOCAL_WORLD_SIZE=4", "LOCAL_RANK=3"},
                                     {"OMP_NUM_THREADS=100000", "OMP_NUM_THREADS='100000'"},
                                     {"OMP_NUM_THREADS=abc", "OMP_NUM_THREADS='abc'"}}) {
-    EXPECT_HAS(place_with(text), named);
+    EXPECT_THAT(place_with(text), HasSubstr(named));
   }
   EXPECT_EQ(place_with("OMP_NUM_THREADS=4,2"), kAlone);
   unsetenv("OMP_NUM_THREADS");
@@ -70,13 +70,17 @@ const std::string kJob =
     "SLURM_STEP_TASKS_PER_NODE=3,2 SLURM_NTASKS=5 SLURM_PROCID=4 SLURM_LOCALID=1 SLURM_NODEID=1 ";
 const std::string kStep = kJob + "SLURM_STEP_ID=0 ";
 
-TEST(RankInfoTest, TasksOfSrunAreTheRanksOfOneJobABatchScriptAndTheShellOfSallocOne) {
+TEST(RankInfoTest, TasksOfSrunAreTheRanksOfOneJob) {
   EXPECT_EQ(place_with(kStep), "4 of 5, 1 of 2, at gpu07:15123");
   EXPECT_EQ(place_with(kStep + "MASTER_ADDR=ib0 MASTER_PORT=9"), "4 of 5, 1 of 2, at ib0:9");
   EXPECT_EQ(place_with(kStep + "WORLD_SIZE=5"), "4 of 5, 1 of 2, at gpu07:15123");
-  EXPECT_HAS(place_with(kStep + "WORLD_SIZE=4"), "WORLD_SIZE=4, but the scheduler has started 5");
-  EXPECT_HAS(place_with(kStep + "SLURM_PROCID=5"), "SLURM_PROCID=5");
+  EXPECT_THAT(place_with(kStep + "WORLD_SIZE=4"),
+              HasSubstr("WORLD_SIZE=4, but the scheduler has started 5"));
+  EXPECT_THAT(place_with(kStep + "SLURM_PROCID=5"), HasSubstr("SLURM_PROCID=5"));
   EXPECT_EQ(place_with(kStep + "RANK=0 WORLD_SIZE=1"), kAlone) << "what a launcher says goes first";
+}
+
+TEST(RankInfoTest, ABatchScriptAndTheShellOfSallocAreOneRank) {
   EXPECT_EQ(place_with(kJob), kAlone);
   EXPECT_EQ(place_with(kStep + "SLURM_STEP_ID=4294967290"), kAlone);
   EXPECT_EQ(place_with(kStep + "SLURM_STEP_ID=batch"), kAlone);
@@ -91,11 +95,12 @@ TEST(RankInfoTest, ProcessesOfMpirunAreTheRanksOfOneJob) {
   const std::string other = place_with(open_mpi + "PMIX_NAMESPACE=77@1");
   EXPECT_NE(other, place_with(open_mpi + "PMIX_NAMESPACE=78@1")) << "jobs side by side";
   const std::string far = open_mpi + "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=3 ";
-  EXPECT_HAS(place_with(far), "mpirun -x MASTER_ADDR");
+  EXPECT_THAT(place_with(far), HasSubstr("mpirun -x MASTER_ADDR"));
   EXPECT_EQ(place_with(far + "MASTER_ADDR=a"), "3 of 4, 1 of 2, at a:29500");
   EXPECT_EQ(place_with("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2"),
             "1 of 2, 1 of 2, at 127.0.0.1:29500");
-  EXPECT_HAS(place_with("PMI_RANK=1 PMI_SIZE=2"), "PMI_RANK=1 of PMI_SIZE=2 processes, but");
+  EXPECT_THAT(place_with("PMI_RANK=1 PMI_SIZE=2"),
+              HasSubstr("PMI_RANK=1 of PMI_SIZE=2 processes, but"));
   EXPECT_EQ(place_with("PMI_RANK=0 PMI_SIZE=1"), kAlone);
 }
 
@@ -107,7 +112,7 @@ TEST(RankInfoTest, OtherLaunchersSayHowManyRanksAreHere) {
   // Kubernetes' PyTorchJob
   EXPECT_EQ(place_with(rank + "PET_NPROC_PER_NODE=1"), "3 of 4, 0 of 1, at 198.51.100.1:29500");
   // Nobody, and rank 0 is elsewhere.
-  EXPECT_HAS(place_with(rank), "MASTER_ADDR=198.51.100.1 is another host");
+  EXPECT_THAT(place_with(rank), HasSubstr("MASTER_ADDR=198.51.100.1 is another host"));
   // torchrun, which listens on MASTER_PORT itself
   EXPECT_EQ(place_with("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_PORT=29400 "
                        "TORCHELASTIC_USE_AGENT_STORE=True"),
@@ -166,11 +171,11 @@ TEST(RankInfoTest, SeveralHostsDoNotMeetAtALoopback) {
     info.local_rank = rank % 2;
     return error_of<CommError>([&] { rendezvous(info, 100ms); });
   };
-  EXPECT_HAS(error_of_rank(1), "for rank 0 (MASTER_ADDR, MASTER_PORT)");
-  EXPECT_HAS(error_of_rank(3), "MASTER_ADDR=0x7f000001 is the loopback address");
+  EXPECT_THAT(error_of_rank(1), HasSubstr("for rank 0 (MASTER_ADDR, MASTER_PORT)"));
+  EXPECT_THAT(error_of_rank(3), HasSubstr("MASTER_ADDR=0x7f000001 is the loopback address"));
 }
 
-TEST(SlurmLists, OfHostsAndTaskCountsExpandAndOtherTextIsAnError) {
+TEST(SlurmHostList, Expands) {
   EXPECT_THAT(expand_host_list("login"), ElementsAre("login"));
   EXPECT_THAT(expand_host_list("a,b.cluster"), ElementsAre("a", "b.cluster"));
   EXPECT_THAT(expand_host_list("n[1-3,5]"), ElementsAre("n1", "n2", "n3", "n5"));
@@ -180,10 +185,16 @@ TEST(SlurmLists, OfHostsAndTaskCountsExpandAndOtherTextIsAnError) {
   EXPECT_THAT(expand_host_list("n[1-1000]"), SizeIs(1000));
   EXPECT_THAT(expand_host_list("n[4294967294-4294967295]"),
               ElementsAre("n4294967294", "n4294967295"));
+}
+
+TEST(SlurmHostList, OtherTextIsAnError) {
   for (const char* list : {"", "a,", ",a", "n[", "n[]", "n[1", "n[2-1]", "n[a-b]", "n[1-99999999]",
                            "n[1-60000]m[1-60000]", "n[1-60000,1-60000]", "n[1-99999999999999]"}) {
     EXPECT_THROW(expand_host_list(list), ConfigError) << list;
   }
+}
+
+TEST(SlurmTaskCounts, Expand) {
   EXPECT_THAT(expand_task_counts("4"), ElementsAre(4));
   EXPECT_THAT(expand_task_counts("4(x2),3"), ElementsAre(4, 4, 3));
   for (const char* counts : {"", "x", "4(x)", "4(x0)", "4,", "4(x99999999)"}) {

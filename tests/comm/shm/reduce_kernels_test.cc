@@ -21,13 +21,13 @@ struct Case {
   DType out_dtype;
   ReduceOp op;
 };
-std::string name_of_case(const TestParamInfo<Case>& info) {
+std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
   constexpr std::array<const char*, 3> kOps = {"sum", "max", "min"};
   return fmt::format("{}_to_{}_{}", name_of(info.param.dtype), name_of(info.param.out_dtype),
                      kOps[static_cast<size_t>(info.param.op)]);
 }
 
-class ReduceTest : public TestWithParam<Case> {};
+class ReduceTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ReduceTest, EqualsTheScalarReferenceOnEveryInstructionSet) {
   const auto [dtype, out_dtype, op] = GetParam();
@@ -57,14 +57,20 @@ TEST_P(ReduceTest, EqualsTheScalarReferenceOnEveryInstructionSet) {
   }
 }
 
-std::vector<Case> cases() {
-  using enum DType;
-  using enum ReduceOp;
-  return {{fp32, fp32, sum}, {fp32, fp32, max},   {fp32, fp32, min},   {fp32, bf16, sum},
-          {fp32, fp16, sum}, {bf16, bf16, sum},   {bf16, fp32, sum},   {fp16, fp16, sum},
-          {fp16, fp32, sum}, {int64, int64, sum}, {int64, int64, max}, {int64, int64, min}};
-}
-INSTANTIATE_TEST_SUITE_P(Dtypes, ReduceTest, ValuesIn(cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Dtypes, ReduceTest,
+                         ::testing::Values(Case{DType::fp32, DType::fp32, ReduceOp::sum},
+                                           Case{DType::fp32, DType::fp32, ReduceOp::max},
+                                           Case{DType::fp32, DType::fp32, ReduceOp::min},
+                                           Case{DType::fp32, DType::bf16, ReduceOp::sum},
+                                           Case{DType::fp32, DType::fp16, ReduceOp::sum},
+                                           Case{DType::bf16, DType::bf16, ReduceOp::sum},
+                                           Case{DType::bf16, DType::fp32, ReduceOp::sum},
+                                           Case{DType::fp16, DType::fp16, ReduceOp::sum},
+                                           Case{DType::fp16, DType::fp32, ReduceOp::sum},
+                                           Case{DType::int64, DType::int64, ReduceOp::sum},
+                                           Case{DType::int64, DType::int64, ReduceOp::max},
+                                           Case{DType::int64, DType::int64, ReduceOp::min}),
+                         name_of_case);
 
 // All 2^16 values of a 16-bit dtype, so every rounding and every special value is met; NaNs keep or
 // lose their bits as in zerorun/dtype.h, whatever the instruction set.

@@ -47,15 +47,16 @@ TEST(Report, GroupsHaveToDivideTheRanksThatBatchSizesSuit) {
                "shard_group_size (mics_shard_size): got 3, expected a number that divides "
                "8, the number of ranks");
   EXPECT_ERROR(of_8_ranks(R"(2, "mics_shard_size": 16)"), "got 16");
-  EXPECT_HAS(of_8_ranks(R"(3, "zero_hpz_partition_size": 16)"),
-             "zero_hpz_partition_size: 16 does not divide 8 ranks", "an error on several hosts");
+  EXPECT_THAT(
+      of_8_ranks(R"(3, "zero_hpz_partition_size": 16)"),
+      HasAll("zero_hpz_partition_size: 16 does not divide 8 ranks", "an error on several hosts"));
   for (const std::string& right :
        {of_8_ranks(R"(3, "zero_hpz_partition_size": 4)"),
         of_8_ranks(R"(3, "zero_hpz_partition_size": "auto")"),
         of_8_ranks(R"(1, "mics_shard_size": 8)"),
         of_8_ranks("3", R"(, "zerorun": {"shard_group_size": "auto"})"),
         of_8_ranks(R"(3, "mics_shard_size": 16)", R"(, "sequence_parallel_size": 2)")}) {
-    EXPECT_HAS(right, "suit 8 ranks", Not(HasSubstr("an error on several hosts")));
+    EXPECT_THAT(right, HasAll("suit 8 ranks", Not(HasSubstr("an error on several hosts"))));
   }
 }
 
@@ -85,10 +86,11 @@ TEST(Report, ShowMarksWhatIsInferredAndWhatDiffers) {
                                    "gradient_clipping": 1.0})",
                                "x.json"),
                   {.world_size = 2});
-  EXPECT_HAS(shown, "// x.json, 2 ranks\n{\n", "\"train_batch_size\": 8,  // given\n",
-             "\"train_micro_batch_size_per_gpu\": 4,  // inferred\n",
-             "    \"stage\": 3,  // default 0\n", "\"overlap_comm\": true,  // inferred\n",
-             "  \"gradient_clipping\": 1,\n");
+  EXPECT_THAT(shown,
+              HasAll("// x.json, 2 ranks\n{\n", "\"train_batch_size\": 8,  // given\n",
+                     "\"train_micro_batch_size_per_gpu\": 4,  // inferred\n",
+                     "    \"stage\": 3,  // default 0\n", "\"overlap_comm\": true,  // inferred\n",
+                     "  \"gradient_clipping\": 1,\n"));
   EXPECT_THROW(show_config(parse_config(R"({"train_batch_size": 9})"), {.world_size = 2}),
                ConfigError);
 }
@@ -99,14 +101,16 @@ TEST(Report, CheckSaysWhatAFileAsksForAndWhatHasNoEffect) {
     "zero_optimization": {"stage": 2, "round_robin_gradients": true, "reduce_scatter": false,
                           "stage3_gather_fp16_weights_on_model_save": true,
                           "offload_optimizer": {"ratio": 0.5}}, "aio": {"queue_depth": 16}})");
-  EXPECT_HAS(
-      report, "FILE: ok\n", "/zero_optimization/stage", "batch sizes: suit 1, 2, 3, 6 ranks",
-      "no effect: /zero_optimization/round_robin_gradients: every",
-      "no effect: /zero_optimization/reduce_scatter: always on",
-      "warning: /zero_optimization/stage3_gather_fp16_weights",
-      "no effect: /zero_optimization/offload_optimizer/ratio: "
-      "/zero_optimization/offload_optimizer/device is \"none\"",
-      "no effect: /aio/queue_depth: /zero_optimization/offload_optimizer/device is \"none\"");
+  EXPECT_THAT(
+      report,
+      HasAll(
+          "FILE: ok\n", "/zero_optimization/stage", "batch sizes: suit 1, 2, 3, 6 ranks",
+          "no effect: /zero_optimization/round_robin_gradients: every",
+          "no effect: /zero_optimization/reduce_scatter: always on",
+          "warning: /zero_optimization/stage3_gather_fp16_weights",
+          "no effect: /zero_optimization/offload_optimizer/ratio: "
+          "/zero_optimization/offload_optimizer/device is \"none\"",
+          "no effect: /aio/queue_depth: /zero_optimization/offload_optimizer/device is \"none\""));
   for (const char* on :
        {R"("cpu_offload": true)", R"("offload_optimizer": {"device": "cpu", "ratio": 0.5})",
         R"("offload_param": {"device": "nvme", "nvme_path": "/disk", "max_in_cpu": 0})"}) {
@@ -127,12 +131,12 @@ TEST(Report, CheckRejectsBatchSizesThatNoNumberOfRanksSuits) {
     return check(R"({"train_batch_size": )" + keys + "}");
   };
   EXPECT_THROW(sizes(R"(10, "train_micro_batch_size_per_gpu": 3)"), ConfigError);
-  EXPECT_HAS(sizes("\"auto\""), "batch sizes: \"auto\", the program has to give them");
-  EXPECT_HAS(sizes(R"(5000, "train_micro_batch_size_per_gpu": 1,
+  EXPECT_THAT(sizes("\"auto\""), HasSubstr("batch sizes: \"auto\", the program has to give them"));
+  EXPECT_THAT(sizes(R"(5000, "train_micro_batch_size_per_gpu": 1,
                        "gradient_accumulation_steps": 1)"),
-             "suit 5000 ranks");
-  EXPECT_HAS(sizes("9223372036854775783"), "suit 1, ... ranks");
-  EXPECT_HAS(check(R"({"zerorun": {"train": {"steps": 3}}})"), "ok");
+              HasSubstr("suit 5000 ranks"));
+  EXPECT_THAT(sizes("9223372036854775783"), HasSubstr("suit 1, ... ranks"));
+  EXPECT_THAT(check(R"({"zerorun": {"train": {"steps": 3}}})"), HasSubstr("ok"));
   EXPECT_THROW(check_report("/no/such/file.json"), ConfigError);
 }
 
@@ -155,7 +159,7 @@ TEST(Report, SchemaDescribesEveryKey) {
     ASSERT_TRUE(properties.contains(spec->name())) << spec->pointer;
     EXPECT_TRUE(spec->alias.empty() || properties.contains(spec->alias)) << spec->alias;
     const nlohmann::json& key = properties.at(std::string(spec->name()));
-    EXPECT_HAS(key.at("description").get<std::string>(), std::string(spec->doc));
+    EXPECT_THAT(key.at("description").get<std::string>(), HasSubstr(std::string(spec->doc)));
     if (spec->is_block() || spec->fallback == "null") continue;
     EXPECT_EQ(key.at("default"), nlohmann::json::parse(spec->fallback)) << spec->pointer;
   }
@@ -170,7 +174,7 @@ TEST(Report, SchemaDescribesEveryKey) {
 }
 
 TEST(Report, DocumentationIsUpToDate) {
-  const fs::path root = fs::path(test_paths::tests()).parent_path();
+  const std::filesystem::path root = std::filesystem::path(test_paths::tests()).parent_path();
   std::ifstream file(root / "docs" / "config.md");
   std::stringstream text;
   text << file.rdbuf();
@@ -178,7 +182,7 @@ TEST(Report, DocumentationIsUpToDate) {
       << "run: zerorun config docs > docs/config.md, and commit the change";
   for (const KeySpec* spec : key_table().keys()) {
     if (!spec->is_block()) {
-      EXPECT_HAS(text.str(), fmt::format("| `{}` |", spec->name()));
+      EXPECT_THAT(text.str(), HasSubstr(fmt::format("| `{}` |", spec->name())));
     }
   }
 }

@@ -61,7 +61,7 @@ TEST(EveryKey, TreatsAnotherValueByItsStatus) {
                        (spec->status == KeyStatus::always_on && other == "false");
     ASSERT_EQ(parsed.warnings.size(), warns ? 1U : 0U);
     if (warns) {
-      EXPECT_HAS(parsed.warnings[0], std::string(spec->pointer));
+      EXPECT_THAT(parsed.warnings[0], HasSubstr(std::string(spec->pointer)));
     }
   }
 }
@@ -73,8 +73,8 @@ TEST(EveryKey, RejectsAWrongTypeWithItsPlace) {
     const std::string message = problems_of(nested(spec->pointer, wrong));
     const auto depth = std::count(spec->pointer.begin(), spec->pointer.end(), '/');
     const auto column = 2 * depth + static_cast<long>(spec->name().size()) + 5;
-    EXPECT_HAS(message, fmt::format("{} ({}:{}): got ", spec->pointer, depth + 1, column),
-               "expected " + expected_value(*spec));
+    EXPECT_THAT(message, HasAll(fmt::format("{} ({}:{}): got ", spec->pointer, depth + 1, column),
+                                "expected " + expected_value(*spec)));
   }
 }
 
@@ -84,8 +84,8 @@ TEST(EveryKey, IsSuggestedForAMisspeltName) {
     const size_t middle = misspelt.size() - spec->name().size() / 2 - 1;
     misspelt.insert(middle, 1, misspelt[middle]);
     const std::string message = problems_of(nested(misspelt, "null"));
-    EXPECT_HAS(message, misspelt + " (",
-               fmt::format("unknown key; did you mean \"{}\"", spec->name()));
+    EXPECT_THAT(message, HasAll(misspelt + " (",
+                                fmt::format("unknown key; did you mean \"{}\"", spec->name())));
   }
 }
 

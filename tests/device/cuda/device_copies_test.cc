@@ -1,6 +1,7 @@
 // A checkpoint's bytes between files and a GPU.
 #include "checkpoint/loading/device_copies.h"
 
+#include "tests/checkpoint/temporary_directory.h"
 #include "tests/gate.h"
 #include "tests/zero/cuda/transports.h"
 #include "zerorun/checkpoint.h"
@@ -123,6 +124,12 @@ TEST_F(DeviceCopiesTest, AnAsynchronousSaveWaitsForTheGpuOnceHoweverManyTensorsT
   EXPECT_EQ(waits[0], waits[1]);
 }
 
+std::unique_ptr<Engine> make_engine(int stage, Communicator& comm, Device& device) {
+  auto engine = Engine::create(toy_config(stage), device, comm, toy_specs(), ToyModel::groups());
+  toy_initialize(*engine);
+  return engine;
+}
+
 // Gives every element of the masters and states another value.
 void write_states(Engine& engine, Device& device, float value) {
   for (const StateInterval& interval : engine.states().state_intervals()) {
@@ -157,12 +164,12 @@ TEST_F(CudaLoadTest, LoadsEveryByteOrNone) {
     const ToyJob job{.connect = on(Where::nccl)};
     run_devices(job, [&](Device& device, Communicator& comm) {
       const int rank = comm.rank();
-      const auto saving = make_engine({toy_config(stage)}, device, comm);
+      const auto saving = make_engine(stage, comm, device);
       write_states(*saving, device, 1);
       save_checkpoint(saving->states(), comm, {.directory = directory.string()});
       const std::string saved = bytes_of(*saving, device);
       for (const bool is_fresh : {true, false}) {
-        const auto engine = make_engine({toy_config(stage)}, device, comm);
+        const auto engine = make_engine(stage, comm, device);
         if (!is_fresh) write_states(*engine, device, -7);
         const std::string before = bytes_of(*engine, device);
         if (rank == 0) flip_last_bit(directory);

@@ -15,15 +15,15 @@ namespace {
 
 struct DeviceReportTest : FakeCudaTest {
   // The report without driver and devices, which have a line each.
-  Strings links() const {
-    const Strings report = cuda_report();
+  std::vector<std::string> links() const {
+    const std::vector<std::string> report = cuda_report();
     return {report.begin() + 1 + fake_.devices(), report.end()};
   }
 };
 
 TEST_F(DeviceReportTest, NamesDriverAndDevices) {
   fake_.set_devices(2);
-  EXPECT_HAS(cuda_report()[0], "driver 580.00.01 for CUDA 13.2, built with CUDA 13.0");
+  EXPECT_THAT(cuda_report()[0], HasSubstr("driver 580.00.01 for CUDA 13.2, built with CUDA 13.0"));
   EXPECT_THAT(cuda_report()[1], StartsWith("cuda:0: Fake GPU, compute capability 9.0, 1.0 GiB"));
   EXPECT_THAT(cuda_report()[2], StartsWith("cuda:1: Fake GPU"));
 }
@@ -31,7 +31,7 @@ TEST_F(DeviceReportTest, NamesDriverAndDevices) {
 TEST_F(DeviceReportTest, WithoutADeviceItSaysWhy) {
   fake_.set_devices(0);
   EXPECT_EQ(visible_cuda_devices(), 0);
-  EXPECT_HAS(why_no_cuda_device(), "no CUDA-capable device");
+  EXPECT_THAT(why_no_cuda_device(), HasSubstr("no CUDA-capable device"));
   EXPECT_THAT(cuda_report(), ElementsAre(StartsWith("driver 580"),
                                          StartsWith("GPU: missing: none is visible: no CUDA")));
   EXPECT_THROW(CudaDevice(0, 0), DeviceError);
@@ -43,7 +43,7 @@ TEST_F(DeviceReportTest, OnlyADriverThatCannotBeUsedFails) {
   EXPECT_FALSE(cuda_driver_fails());
   fake_.set_driver(11080);
   EXPECT_TRUE(cuda_driver_fails());
-  EXPECT_HAS(why_no_cuda_device(), "driver 580.00.01 for CUDA 11.8, built with CUDA");
+  EXPECT_THAT(why_no_cuda_device(), HasSubstr("driver 580.00.01 for CUDA 11.8, built with CUDA"));
 }
 
 TEST_F(DeviceReportTest, LibrariesOfBothMajorVersionsServeAsFarAsTheDriverRunsThem) {
@@ -92,7 +92,7 @@ TEST_F(DeviceReportTest, WithoutNvmlLinksAndTheDriversVersionAreUnknownAndItSays
   EXPECT_THAT(links(), ElementsAre());  // of one GPU
   fake_.reset();
   fake_.fail("nvmlInit_v2", 0, 9);
-  EXPECT_HAS(cuda_report().front(), "driver of unknown version (nvmlInit failed");
+  EXPECT_THAT(cuda_report().front(), HasSubstr("driver of unknown version (nvmlInit failed"));
   fake_.reset();
   fake_.set_devices(2);
   fake_.fail("nvmlInit_v2", 1, 9);  // the first is asked for the driver's version
@@ -133,7 +133,7 @@ TEST_F(ChosenDeviceTest, ALocalRankWithoutOneIsAnErrorUnlessGpusAreShared) {
   setenv("LOCAL_RANK", "4", 1);
   for (const char* no : {"", "0"}) {
     setenv("ZERORUN_SHARE_GPUS", no, 1);
-    EXPECT_HAS(chosen(), "device 4 is asked for (LOCAL_RANK), but 3 GPUs are visible");
+    EXPECT_THAT(chosen(), HasSubstr("device 4 is asked for (LOCAL_RANK), but 3 GPUs are visible"));
   }
   for (const char* yes : {"1", "nccl"}) {
     setenv("ZERORUN_SHARE_GPUS", yes, 1);
@@ -141,7 +141,7 @@ TEST_F(ChosenDeviceTest, ALocalRankWithoutOneIsAnErrorUnlessGpusAreShared) {
   }
   unsetenv("ZERORUN_SHARE_GPUS");
   setenv("LOCAL_RANK", "3", 1);
-  EXPECT_HAS(chosen(), "device 3 is asked for (LOCAL_RANK)");
+  EXPECT_THAT(chosen(), HasSubstr("device 3 is asked for (LOCAL_RANK)"));
 }
 
 TEST_F(ChosenDeviceTest, IsThatOfTheLocalRankWhichASchedulerSaysWhereNoLauncherDoes) {
@@ -155,18 +155,18 @@ TEST_F(ChosenDeviceTest, IsThatOfTheLocalRankWhichASchedulerSaysWhereNoLauncherD
 TEST_F(ChosenDeviceTest, TheOnlyOneThatASchedulerShowsIsTheRanks) {
   fake_.set_devices(1);
   setenv("LOCAL_RANK", "2", 1);
-  EXPECT_HAS(chosen(), "device 2 is asked for (LOCAL_RANK), but 1 GPU is visible");
+  EXPECT_THAT(chosen(), HasSubstr("device 2 is asked for (LOCAL_RANK), but 1 GPU is visible"));
   setenv("CUDA_VISIBLE_DEVICES", "GPU-ab", 1);  // srun --gpus-per-task=1
   EXPECT_THAT(chosen(), StartsWith("cuda:0 "));
-  EXPECT_HAS(chosen(2), "device 2 is asked for, but 1 GPU is visible");
+  EXPECT_THAT(chosen(2), HasSubstr("device 2 is asked for, but 1 GPU is visible"));
 }
 
 TEST_F(ChosenDeviceTest, IsTheOneThatIsAskedForWhateverTheRank) {
   setenv("LOCAL_RANK", "2", 1);
   setenv("ZERORUN_SHARE_GPUS", "1", 1);
   EXPECT_THAT(chosen(1), StartsWith("cuda:1 "));
-  EXPECT_HAS(chosen(3), "device 3 is asked for, but 3 GPUs are visible");
-  EXPECT_HAS(chosen(-1), "device -1 is asked for, but");
+  EXPECT_THAT(chosen(3), HasSubstr("device 3 is asked for, but 3 GPUs are visible"));
+  EXPECT_THAT(chosen(-1), HasSubstr("device -1 is asked for, but"));
 }
 
 // libzerorun_cuda.so itself, with the real CUDA runtime inside: it opens on any machine, and
@@ -183,14 +183,14 @@ struct BackendLibraryTest : ::testing::Test {
 
 TEST_F(BackendLibraryTest, SaysWhyThereIsNoDeviceInErrorsThatAreCaughtByType) {
   EXPECT_EQ(backend_.device_count(), 0);
-  EXPECT_HAS(backend_.why_no_device(), "cudaError");
+  EXPECT_THAT(backend_.why_no_device(), HasSubstr("cudaError"));
   EXPECT_THROW(backend_.make_device({}), DeviceError);
   EXPECT_THROW(backend_.identity_of(*make_cpu_device()), InternalError);
 }
 
 // Each has a line of its own, whatever else is missing.
 TEST_F(BackendLibraryTest, ReportsEverythingThatIsMissingAtOnce) {
-  Strings lines = backend_.report();
+  std::vector<std::string> lines = backend_.report();
   lines.push_back(plugin_entry<NcclBackend>(library_, kNcclBackendEntry).describe());
   EXPECT_THAT(lines, Contains(AnyOf(HasSubstr("driver: missing: install NVIDIA's driver"),
                                     HasSubstr("built with CUDA "))));
@@ -207,7 +207,7 @@ TEST(SharedGpu, RanksAreNamedOnOneGpuOrOnPartsOfIt) {
   const std::string instance = gpu_of_rank("PCI 0000:0b:00, UUID 02");
   const std::string other = gpu_of_rank("PCI 0000:0c:00, UUID 03");
   const std::string elsewhere = "another host\nPCI 0000:0b:00, UUID 04";
-  const auto found = [](Strings gpus) { return shared_gpu(gpus).value_or(""); };
+  const auto found = [](std::vector<std::string> gpus) { return shared_gpu(gpus).value_or(""); };
   EXPECT_EQ(found({first}), "");
   EXPECT_EQ(found({first, other, elsewhere}), "");
   EXPECT_EQ(found({other, first, first}), "ranks 1 and 2 have the same GPU (PCI 0000:0b:00)");
@@ -228,7 +228,7 @@ TEST(LaunchOrder, IsTheProgramsUnlessTheUserChose) {
 }
 
 TEST(DescribeCuda, BeginsWithTheCompilerAndNeedsNoDriver) {
-  const Strings lines = describe_cuda();
+  const std::vector<std::string> lines = describe_cuda();
   EXPECT_THAT(lines.front(), StartsWith("backend compiled by nvcc "));
   EXPECT_THAT(describe_device_collectives(), StartsWith("NCCL"));
 }
@@ -236,7 +236,7 @@ TEST(DescribeCuda, BeginsWithTheCompilerAndNeedsNoDriver) {
 
 TEST(OpenCudaBackend, NamesTheFirstThingThatIsMissing) {
   if (why_no_cuda().empty()) GTEST_SKIP() << "this machine has a GPU";
-  EXPECT_HAS(why_no_cuda(), "CUDA");
+  EXPECT_THAT(why_no_cuda(), HasSubstr("CUDA"));
   EXPECT_FALSE(cuda_is_available());
   EXPECT_THROW(make_cuda_device(), DeviceError);
   EXPECT_THROW(make_device(Accelerator::cuda), DeviceError);

@@ -128,7 +128,7 @@ struct Held {
 Held most_held(const Config& config, const std::vector<ParameterSpec>& specs, int64_t limit) {
   constexpr int kRanks = 2;
   fake::FakeCuda::instance().set_devices(kRanks);
-  PerRank<Held> held(kRanks);
+  std::array<Held, kRanks> held{};
   const auto connect = [limit](CommunicatorOptions& options) {
     options.device = std::make_shared<CudaDevice>(options.rank, static_cast<size_t>(limit));
     return make_nccl_communicator(options);
@@ -148,7 +148,7 @@ Held most_held(const Config& config, const std::vector<ParameterSpec>& specs, in
       } while (!engine->end_micro_step());
       EXPECT_TRUE(engine->step().applied);
     }
-    Held& mine = held[comm];
+    Held& mine = held.at(static_cast<size_t>(comm.rank()));
     mine.buckets = device.memory_use(MemoryCategory::buckets).peak_bytes;
     for (const auto category :
          {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
@@ -223,10 +223,11 @@ TEST_F(OutOfMemoryTest, AdviceLeavesOutWhatIsInForceAndCountsWhatIsAskedFor) {
   config.offload.optimizer.device = OffloadDevice::cpu;
   const auto engine = Engine::create(config, device, *comm, {{"w", {1024, 1024}, "m"}}, {{}});
   const Buffer parameters = device.allocate(20 * kMiB, MemoryCategory::parameters);
-  EXPECT_HAS(error_of(device, 100 * kMiB, MemoryCategory::activations), "100.0 MiB for activations",
-             "kept for reuse",
+  EXPECT_THAT(
+      error_of(device, 100 * kMiB, MemoryCategory::activations),
+      HasAll("100.0 MiB for activations", "kept for reuse",
              EndsWith("Any of these can make room: a smaller train_micro_batch_size_per_gpu "
-                      "or recomputation (acts on 100.0 MiB of activations)"));
+                      "or recomputation (acts on 100.0 MiB of activations)")));
 }
 
 TEST_F(OutOfMemoryTest, AdviceNamesTheNextSettingOfEachAndSaysTogetherOnlyWhereThatIsEnough) {

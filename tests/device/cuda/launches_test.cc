@@ -82,7 +82,7 @@ SegmentsOutcome run_segments(int64_t count) {
   device.download(stream, master, updated.data());
   device.download(stream, sum, found.data());
   stream.synchronize();
-  EXPECT_THAT(updated, Each(0.5F)) << count;
+  EXPECT_THAT(updated, ::testing::Each(0.5F)) << count;
   EXPECT_EQ(ExactSum::from_words(found).value(), static_cast<double>(count));
   return {.updates = updates(), .norms = norms()};
 }
@@ -97,7 +97,7 @@ TEST_F(LaunchesTest, OneKernelTakesDozensOfSegments) {
 }
 
 // Two ranks; each bucket has many parameters, and is one chunk.
-struct StepLaunchesTest : FakeCudaTest, WithParamInterface<Rule> {
+struct StepLaunchesTest : FakeCudaTest, ::testing::WithParamInterface<Rule> {
   static constexpr int kRanks = 2;
 
   void SetUp() override {
@@ -151,9 +151,10 @@ TEST_P(StepLaunchesTest, AreOneForEachChunkAndPass) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rules, StepLaunchesTest,
-                         Values(Rule{"AdamW"}, Rule{"AdamW", true, DType::bf16}, Rule{"AdamW8bit"},
-                                Rule{"SGD"}, Rule{"Adagrad"}, Rule{"Lion"},
-                                Rule{"Lamb", true, DType::bf16}, Rule{"Muon", true, DType::bf16}),
+                         ::testing::Values(Rule{"AdamW"}, Rule{"AdamW", true, DType::bf16},
+                                           Rule{"AdamW8bit"}, Rule{"SGD"}, Rule{"Adagrad"},
+                                           Rule{"Lion"}, Rule{"Lamb", true, DType::bf16},
+                                           Rule{"Muon", true, DType::bf16}),
                          name_of_rule);
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace {
 
 // What a profiler sees: ranges by thread, as NVTX has them.
 struct Profile {
-  std::map<std::thread::id, Strings> open;
+  std::map<std::thread::id, std::vector<std::string>> open;
   std::set<std::string> ended;
   std::set<std::string> streams;
   int unpushed = 0;  // and popped
@@ -28,13 +28,13 @@ Profile take_profile() {
 
 int NVTX_API push(const char* name) {
   const std::lock_guard lock(profile_mutex);
-  Strings& open = profile_now.open[std::this_thread::get_id()];
+  std::vector<std::string>& open = profile_now.open[std::this_thread::get_id()];
   open.emplace_back(name);
   return static_cast<int>(open.size()) - 1;
 }
 int NVTX_API pop() {
   const std::lock_guard lock(profile_mutex);
-  Strings& open = profile_now.open[std::this_thread::get_id()];
+  std::vector<std::string>& open = profile_now.open[std::this_thread::get_id()];
   if (open.empty()) {
     ++profile_now.unpushed;
     return -1;

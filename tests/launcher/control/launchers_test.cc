@@ -1,4 +1,6 @@
 // What the launchers of a job's hosts say to each other, where the test is one side.
+#include <sys/resource.h>
+
 #include "launcher/control/coordinator.h"
 #include "launcher/ranks/supervisor.h"
 #include "tests/launcher/launcher_peer.h"
@@ -165,13 +167,16 @@ TEST_F(CoordinatorTest, AMessageOutOfTurnLosesTheHost) {
   EXPECT_THAT(job_->end(), ended(1, HasSubstr("its launcher sent 'ended' out of turn")));
 }
 
-TEST(ControlMessage, NumbersAndSlotsAreBounded) {
+TEST(ControlMessage, NumbersAreBounded) {
   ControlMessage message("m");
   message.add("n", 11).add("word", "x").add("tail", "1x");
   EXPECT_EQ(message.number("n", 0, 11), 11);
   for (const char* name : {"n", "word", "tail", "absent"}) {
     EXPECT_THROW(message.number(name, 0, 10), CommError) << name;
   }
+}
+
+TEST(MeetingMessage, SlotsAreNumbersAndBounded) {
   EXPECT_THAT(decode_slots(""), IsEmpty());
   EXPECT_THAT(decode_slots("3,0"), ElementsAre(3, 0));
   for (const char* bad : {"x", "1,,2", "-1", "1 2", ","}) {
@@ -190,9 +195,9 @@ TEST(NodeTable, AHostThatIsGoneIsNoSecondLauncher) {
     nodes[1] = {.place = {.host = "b"}, .state = away};
     ControlMessage join("join");
     join.add("host", "b").add("program", "true").add("node_rank", 1);
-    EXPECT_HAS(why_no_place(join, nodes),
-               "no place for another launcher on b: it goes on without node 1",
-               "a (node 0), b (node 1)", Not(HasSubstr("two launchers")));
+    EXPECT_THAT(why_no_place(join, nodes),
+                HasAll("no place for another launcher on b: it goes on without node 1",
+                       "a (node 0), b (node 1)", Not(HasSubstr("two launchers"))));
   }
 }
 

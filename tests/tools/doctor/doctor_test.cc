@@ -16,17 +16,17 @@ constexpr uint64_t kGiB = uint64_t{1} << 30;
 void expect(const Check& check, State state, const std::string& found,
             const std::string& change = "") {
   EXPECT_EQ(check.state, state) << check.name << ": " << check.found;
-  EXPECT_HAS(check.found, found) << check.name;
+  EXPECT_THAT(check.found, HasSubstr(found)) << check.name;
   EXPECT_EQ(check.change.empty(), state == State::good) << check.name;
-  EXPECT_HAS(check.change, change) << check.name;
+  EXPECT_THAT(check.change, HasSubstr(change)) << check.name;
 }
 
 TEST(Doctor, DriversAndLibrariesThatFailAreProblemsAndSlowLinksAdvice) {
   expect(check_driver(0, {}), State::good, "ranks run on CPUs");
   expect(check_driver(2, {}), State::good, "2 GPUs");
   expect(check_driver(1, {"CUDA: too old", true}), State::problem, "too old", "nvidia-smi");
-  const Strings whole = {"cuBLAS 13.1 (libcublas.so.13)"};
-  const Strings missing = {"cuBLAS 13.1", "NCCL: missing: no libnccl.so.2. pip"};
+  const std::vector<std::string> whole = {"cuBLAS 13.1 (libcublas.so.13)"};
+  const std::vector<std::string> missing = {"cuBLAS 13.1", "NCCL: missing: no libnccl.so.2. pip"};
   expect(check_cuda_libraries(1, whole), State::good, "cuBLAS 13.1");
   expect(check_cuda_libraries(1, missing), State::problem, "no libnccl.so.2", "pip");
   expect(check_cuda_libraries(0, {}), State::good, "not needed");
@@ -108,8 +108,8 @@ TEST(Doctor, AFolderThatCannotBeWrittenIsAProblem) {
   const Scratch scratch;
   const Check check = check_disk(scratch.path(), 1 << 20);  // good or slow, as the disk is
   EXPECT_NE(check.state, State::problem);
-  EXPECT_HAS(check.found, "GB/s");
-  EXPECT_TRUE(fs::is_empty(scratch.path()));
+  EXPECT_THAT(check.found, HasSubstr("GB/s"));
+  EXPECT_TRUE(std::filesystem::is_empty(scratch.path()));
   expect(check_disk(scratch.path() / "absent", 1 << 20), State::problem, "No such file",
          "--folder");
   expect(check_disk("/proc/self", 1 << 20), State::problem, "cannot write to /proc/self",
@@ -119,12 +119,13 @@ TEST(Doctor, AFolderThatCannotBeWrittenIsAProblem) {
 TEST(Doctor, APythonWithoutThePackagesIsAdvice) {
   const Scratch scratch;
   const auto packages = scratch.path() / "lib/python3.11/site-packages";
-  for (const char* name : {"torch", "zerorun"}) fs::create_directories(packages / name);
-  fs::create_directories(scratch.path() / "bin");
+  for (const char* name : {"torch", "zerorun"})
+    std::filesystem::create_directories(packages / name);
+  std::filesystem::create_directories(scratch.path() / "bin");
   const auto python = scratch.path() / "bin/python3";
   expect(check_pytorch(python, {}), State::good, "has torch");
   expect(check_python(python, {}, python.parent_path()), State::good, "has zerorun");
-  for (const char* name : {"torch", "zerorun"}) fs::remove(packages / name);
+  for (const char* name : {"torch", "zerorun"}) std::filesystem::remove(packages / name);
   expect(check_pytorch(python, {}), State::advice, "does not have torch", "-m pip install torch");
   expect(check_python(python, {}, python.parent_path()), State::advice,
          "does not have the package zerorun", "pip install .");
@@ -134,9 +135,9 @@ TEST(Doctor, TextAndJsonSayTheSame) {
   const std::vector<Check> checks = {
       {.name = "port", .found = "1 is free"},
       {.name = "disk", .state = State::problem, .found = "full", .change = "another disk"}};
-  EXPECT_HAS(doctor_text(checks), "good     port              1 is free\n",
-             "PROBLEM  disk              full\n", "-> another disk\n",
-             "2 checks: 1 problems, 0 with advice");
+  EXPECT_THAT(doctor_text(checks),
+              HasAll("good     port              1 is free\n", "PROBLEM  disk              full\n",
+                     "-> another disk\n", "2 checks: 1 problems, 0 with advice"));
   const auto json = nlohmann::json::parse(doctor_json(checks));
   ASSERT_EQ(json.size(), 2U);
   EXPECT_EQ(json[0]["state"], "good");

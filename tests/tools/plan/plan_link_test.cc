@@ -9,7 +9,10 @@ namespace zerorun {
 namespace {
 
 std::vector<ParameterSpec> one_weight() {
-  return {{.name = "weight", .shape = {1 << 10, 1 << 10}}};
+  std::vector<ParameterSpec> specs(1);
+  specs[0].name = "weight";
+  specs[0].shape = {1 << 10, 1 << 10};
+  return specs;
 }
 
 Config link_config() {
@@ -131,7 +134,7 @@ TEST(Plan, HeadsOfMuonAreNoMatterOfTheModelThatIsPlanned) {
     simulated.simulate = "hosts=2,gpus=2";
     simulated.link = "400Gbit";
     simulated.nvlink = "450GB/s";
-    EXPECT_HAS(plan_report(simulated), "a step on 2 hosts of 2 GPUs");
+    EXPECT_THAT(plan_report(simulated), HasSubstr("a step on 2 hosts of 2 GPUs"));
     PlanOptions fitted = options;
     fitted.device_memory = "80GB";
     fitted.fit = folder.path() / "fit.json";

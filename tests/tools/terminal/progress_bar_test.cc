@@ -37,7 +37,7 @@ TEST_F(ProgressBarTest, SaysHowMuchIsDoneAndLeavesNothing) {
   {
     ProgressBar bar("reading", 200, terminal_.get(), 0ms);
     bar.add(100);
-    EXPECT_HAS(seen(), "reading [###############               ]  50 % of 200 B");
+    EXPECT_THAT(seen(), HasSubstr("reading [###############               ]  50 % of 200 B"));
   }
   EXPECT_EQ(seen(), "\r\033[K");
 }

@@ -26,7 +26,7 @@ struct TrainingTest : TrainerTest {
   TrainingTest() { FakeCuda::instance().set_devices(kRanks); }
 
   // Two micro-steps a step, at this stage.
-  Strings options(int stage, const std::string& dtype) const {
+  std::vector<std::string> options(int stage, const std::string& dtype) const {
     constexpr const char* kMore = R"(, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0)";
     return {"--dtype", dtype, "--config", config(stage, zero_, kMore)};
   }
@@ -49,7 +49,7 @@ struct TrainingTest : TrainerTest {
 
   void on_gpus(int stage, const std::string& dtype, const std::function<void(Trainer&, int)>& body,
                MakeCommunicator make = make_nccl_communicator) const {
-    const Strings asked = options(stage, dtype);
+    const std::vector<std::string> asked = options(stage, dtype);
     const auto store = make_memory_store();
     zerorun::testing::run_threads(kRanks, [&](int rank) {
       const auto device =

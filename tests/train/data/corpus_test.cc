@@ -12,7 +12,7 @@ std::vector<int32_t> tokens_of(const Corpus& corpus, int64_t begin, int64_t coun
   return tokens;
 }
 
-std::string error_from(const Strings& paths) {
+std::string error_from(const std::vector<std::string>& paths) {
   return error_of([&] { const Corpus corpus(paths); });
 }
 
@@ -44,7 +44,7 @@ TEST(CorpusTest, TheHashIsThatOfTheContent) {
   constexpr int64_t kSize = (int64_t{64} << 20) + 1000;  // of which only a part is read
   const auto hash_with = [&](int64_t at, char byte) {
     const std::string path = folder.write("large", "");
-    fs::resize_file(path, kSize);
+    std::filesystem::resize_file(path, kSize);
     std::fstream(path, std::ios::in | std::ios::out).seekp(at).put(byte);
     return Corpus({path}).hash();
   };
@@ -84,22 +84,22 @@ TEST(CorpusTest, DamagedTokenFilesAreRefused) {
            {good.substr(0, 31), "header"}}) {
     const std::string error = error_from({folder.write("x.bin", content)});
     EXPECT_EQ(error.empty(), content == good);
-    EXPECT_HAS(error, message);
+    EXPECT_THAT(error, HasSubstr(message));
   }
 }
 
 TEST(CorpusTest, NothingToReadAndMixturesAreErrorsThatNameThePaths) {
   const Scratch folder;
-  EXPECT_HAS(error_from({}), "empty");
-  EXPECT_HAS(error_from({folder.path()}), "empty", folder.path().string());
-  EXPECT_HAS(error_from({folder.path("missing")}), "missing");
+  EXPECT_THAT(error_from({}), HasSubstr("empty"));
+  EXPECT_THAT(error_from({folder.path()}), HasAll("empty", folder.path().string()));
+  EXPECT_THAT(error_from({folder.path("missing")}), HasSubstr("missing"));
   ASSERT_EQ(::mkfifo(folder.path("pipe").c_str(), 0600), 0);
-  EXPECT_HAS(error_from({folder.path("pipe")}), "expected a file or a folder");
+  EXPECT_THAT(error_from({folder.path("pipe")}), HasSubstr("expected a file or a folder"));
   const std::string text = folder.write("a.txt", "text");
   const std::string tokens = folder.write("b.bin", token_file(10, {1}));
-  EXPECT_HAS(error_from({text, tokens}), "a.txt is text", "b.bin is tokens");
-  EXPECT_HAS(error_from({tokens, folder.write("c.bin", token_file(11, {1}))}), "b.bin has 10",
-             "c.bin has 11");
+  EXPECT_THAT(error_from({text, tokens}), HasAll("a.txt is text", "b.bin is tokens"));
+  EXPECT_THAT(error_from({tokens, folder.write("c.bin", token_file(11, {1}))}),
+              HasAll("b.bin has 10", "c.bin has 11"));
 }
 
 TEST(DefaultTextTest, PrefersAPythonLibraryInTheHomeFolderToNothing) {
@@ -213,9 +213,9 @@ TEST_F(BatchesTest, TooLittleTextIsAnErrorWithTheNumbers) {
     return error_of<ConfigError>(
         [&] { Batches(text, {.seq_len = 10, .world_size = world_size}, 1); });
   };
-  EXPECT_HAS(error(10, 1), "10 tokens", "--seq_len 10 needs 11");
+  EXPECT_THAT(error(10, 1), HasAll("10 tokens", "--seq_len 10 needs 11"));
   EXPECT_EQ(error(11, 1), "");
-  EXPECT_HAS(error(31, 3), "3 ranks", "only 2 sequences");
+  EXPECT_THAT(error(31, 3), HasAll("3 ranks", "only 2 sequences"));
   EXPECT_EQ(error(41, 3), "");
 }
 

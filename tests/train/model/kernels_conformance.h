@@ -262,7 +262,10 @@ struct AttentionConformance : KernelsConformance {
 
 TEST_P(AttentionConformance, MatchesDefinitionAndItsDerivatives) {
   check({2, 11, 0, 3, 15}, 1.0F, 1, 3 * activation_rounding());
-  // Longer than one block of queries, and heads of every size that kernels specialise.
+}
+
+// Longer than one block of queries, and heads of every size that kernels specialise.
+TEST_P(AttentionConformance, JoinsBlocksOfQueries) {
   for (const int64_t head_width : {4, 40, 64, 96, 160}) {
     const int64_t seq_len = head_width < 64 ? 150 : 70;
     const float size = 2.0F / std::sqrt(std::sqrt(static_cast<float>(head_width)));
@@ -372,8 +375,8 @@ TEST_P(KernelsConformance, EmbeddingAddsRowsAndSendsGradientsBack) {
 }
 
 // Every suite above, on each of `cases` (a container of KernelsUnderTest).
-#define ZR_INSTANTIATE_KERNELS_CONFORMANCE(cases)                                       \
-  INSTANTIATE_TEST_SUITE_P(Kernels, KernelsConformance, ValuesIn(cases), name_of_case); \
-  INSTANTIATE_TEST_SUITE_P(Kernels, AttentionConformance, ValuesIn(cases), name_of_case)
+#define ZR_INSTANTIATE_KERNELS_CONFORMANCE(cases)                                                  \
+  INSTANTIATE_TEST_SUITE_P(Kernels, KernelsConformance, ::testing::ValuesIn(cases), name_of_case); \
+  INSTANTIATE_TEST_SUITE_P(Kernels, AttentionConformance, ::testing::ValuesIn(cases), name_of_case)
 
 }  // namespace zerorun::train::testing

@@ -104,7 +104,7 @@ inline std::ostream& operator<<(std::ostream& out, const KernelsUnderTest& kerne
   return out << kernels.name << '_' << name_of(kernels.parameters);
 }
 
-inline std::string name_of_case(const TestParamInfo<KernelsUnderTest>& info) {
+inline std::string name_of_case(const ::testing::TestParamInfo<KernelsUnderTest>& info) {
   return ::testing::PrintToString(info.param);
 }
 
@@ -178,7 +178,7 @@ class DeviceIndices {
   Buffer buffer_;
 };
 
-struct KernelsConformance : TestWithParam<KernelsUnderTest> {
+struct KernelsConformance : ::testing::TestWithParam<KernelsUnderTest> {
   DType parameters() const { return GetParam().parameters; }
   DType activations() const { return kernels_->activation_dtype(); }
   double activation_rounding() const { return rounding_of(activations()); }

@@ -5,7 +5,7 @@
 // The model on every implementation of Kernels, against PyTorch's golden file.
 namespace zerorun::train::testing {
 
-struct ModelConformance : TestWithParam<KernelsUnderTest> {
+struct ModelConformance : ::testing::TestWithParam<KernelsUnderTest> {
   DType parameters() const { return GetParam().parameters; }
   // Bound for the same computation with other things fused.
   void expect_same_loss(double loss, double expected, const GoldenModel& model) const {

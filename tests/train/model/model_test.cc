@@ -8,8 +8,8 @@
 namespace zerorun::train::testing {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Kernels, ModelConformance, ValuesIn(with_every_dtype(cpu_kernels())),
-                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Kernels, ModelConformance,
+                         ::testing::ValuesIn(with_every_dtype(cpu_kernels())), name_of_case);
 
 // Records what the model does with its parameters.
 class RecordingParameters final : public ParameterAccess {
@@ -99,6 +99,13 @@ TEST(ModelTest, LargeLogitsAreCutByThemselves) {
   EXPECT_EQ(logits_rows(10, 1e12), 1) << "a row is not cut";
 }
 
+TEST(ModelSpecTest, HeadsOfMuonWouldBeColumns) {
+  OptimizerConfig optimizer;
+  optimizer.muon_heads = {{"*.c_attn.weight", 2}};
+  EXPECT_ERROR_OF(ConfigError, with_rules(parameter_specs(*gpt_preset("nano")), optimizer, true),
+                  "c_attn.weight, whose columns are");
+}
+
 TEST(ModelFlopsTest, EveryWeightOfAProductIsSixOfATokens) {
   GptConfig config = gpt_preset("gpt2").value();
   config.vocabulary = 50257;
@@ -138,7 +145,7 @@ TEST(GeluTest, MatchesDefinitionAndItsDerivative) {
   }
 }
 
-TEST(GptConfigTest, PresetsHaveTheSizesOfThePaperAndHeadsInColumns) {
+TEST(GptConfigTest, PresetsHaveTheSizesOfThePaper) {
   GptConfig small = gpt_config("gpt2");
   GptConfig large = gpt_config("gpt2-xl");
   EXPECT_EQ(small.vocabulary, 0);  // left to the data
@@ -147,10 +154,6 @@ TEST(GptConfigTest, PresetsHaveTheSizesOfThePaperAndHeadsInColumns) {
   EXPECT_EQ(parameter_count(small), 124439808);
   EXPECT_EQ(parameter_count(large), 1557611200);
   EXPECT_EQ(gpt_config("gpt2-medium").heads, 16);
-  OptimizerConfig optimizer;
-  optimizer.muon_heads = {{"*.c_attn.weight", 2}};
-  EXPECT_ERROR_OF(ConfigError, with_rules(parameter_specs(small), optimizer, true),
-                  "c_attn.weight, whose columns are");
 }
 
 TEST(GptConfigTest, WhatIsNoPresetIsAFile) {
@@ -268,7 +271,7 @@ TEST(SampleTextTest, KeepsTextAndReplacesTheRest) {
   EXPECT_EQ(sample_text("\xe2\x28\xa1"), "\uFFFD(\uFFFD");
 }
 
-TEST(RandomNormalTest, DependsOnStreamAndPositionOnly) {
+TEST(RandomNormalTest, DependsOnPositionOnly) {
   const RandomStream stream{7, RandomStream::Purpose::parameters, 3};
   std::vector<float> all(40000);
   random_normal(stream, 0, 1.0F, all);
@@ -277,18 +280,9 @@ TEST(RandomNormalTest, DependsOnStreamAndPositionOnly) {
     random_normal(stream, begin, 1.0F, part);
     EXPECT_EQ(part, std::vector<float>(all.begin() + begin, all.begin() + begin + 9)) << begin;
   }
-  const auto first = [](const RandomStream& of) {
-    float value = 0.0F;
-    random_normal(of, 0, 1.0F, {&value, 1});
-    return value;
-  };
-  EXPECT_NE(first(stream), first({8, RandomStream::Purpose::parameters, 3}));
-  EXPECT_NE(first(stream), first({uint64_t{7} << 32, RandomStream::Purpose::parameters, 3}));
-  EXPECT_NE(first(stream), first({7, RandomStream::Purpose::sampling, 3}));
-  EXPECT_NE(first(stream), first({7, RandomStream::Purpose::parameters, 4}));
 }
 
-TEST(RandomNormalTest, HasTheMomentsOfANormalDistributionAndUniformOnesFillTheUnitInterval) {
+TEST(RandomNormalTest, HasTheMomentsOfANormalDistribution) {
   std::vector<float> values(200000);
   random_normal({1, RandomStream::Purpose::parameters, 0}, 0, 0.5F, values);
   const auto moment = [&](int power) {
@@ -299,6 +293,22 @@ TEST(RandomNormalTest, HasTheMomentsOfANormalDistributionAndUniformOnesFillTheUn
   EXPECT_NEAR(moment(1), 0.0, 0.01);
   EXPECT_NEAR(moment(2), 1.0, 0.02);
   EXPECT_NEAR(moment(4), 3.0, 0.16);
+}
+
+TEST(RandomNormalTest, StreamsDiffer) {
+  const auto first = [](const RandomStream& stream) {
+    float value = 0.0F;
+    random_normal(stream, 0, 1.0F, {&value, 1});
+    return value;
+  };
+  const RandomStream base{7, RandomStream::Purpose::parameters, 3};
+  EXPECT_NE(first(base), first({8, RandomStream::Purpose::parameters, 3}));
+  EXPECT_NE(first(base), first({uint64_t{7} << 32, RandomStream::Purpose::parameters, 3}));
+  EXPECT_NE(first(base), first({7, RandomStream::Purpose::sampling, 3}));
+  EXPECT_NE(first(base), first({7, RandomStream::Purpose::parameters, 4}));
+}
+
+TEST(RandomUniformTest, FillsTheUnitInterval) {
   const RandomStream stream{7, RandomStream::Purpose::sampling, 0};
   double sum = 0.0;
   for (uint64_t i = 0; i < 10000; ++i) {

@@ -18,10 +18,11 @@ StepReport example(int64_t step) {
 
 TEST(ProgressTest, LineShowsWhatMatters) {
   ProgressOptions options{.last_step = 100};
-  EXPECT_HAS(progress_line(example(3), options, 61.2), "step 3/100", "loss 2.3457",
-             "12.3k tokens/s", "300.0 MiB", "7.0 MiB", "ETA 1:02", Not(HasSubstr("optimizer")));
+  EXPECT_THAT(progress_line(example(3), options, 61.2),
+              HasAll("step 3/100", "loss 2.3457", "12.3k tokens/s", "300.0 MiB", "7.0 MiB",
+                     "ETA 1:02", Not(HasSubstr("optimizer"))));
   options.breakdown = true;
-  EXPECT_HAS(progress_line(example(3), options, 4000.0), "optimizer", "ETA 1:06:40");
+  EXPECT_THAT(progress_line(example(3), options, 4000.0), HasAll("optimizer", "ETA 1:06:40"));
 }
 
 std::string printed(const ProgressOptions& options) {
@@ -46,10 +47,10 @@ TEST(ProgressTest, AFileGetsAboutTwentyLinesATerminalOneThatIsRewritten) {
   EXPECT_NEAR(static_cast<double>(lines(printed({.last_step = 1000}))), 21.5, 1.5);
   const std::string asked = printed({.first_step = 10, .last_step = 30, .steps_per_print = 10});
   EXPECT_EQ(lines(asked), 4) << asked;
-  EXPECT_HAS(asked, "step 11/30", "step 20/30", "step 30/30");
+  EXPECT_THAT(asked, HasAll("step 11/30", "step 20/30", "step 30/30"));
   const std::string terminal = printed({.last_step = 3, .steps_per_print = 1, .terminal = true});
   EXPECT_EQ(lines(terminal), 2);
-  EXPECT_HAS(terminal, "\rstep 1/3", "\rstep 3/3", "\nevent\n");
+  EXPECT_THAT(terminal, HasAll("\rstep 1/3", "\rstep 3/3", "\nevent\n"));
 }
 
 TEST(MetricsTest, OneObjectAStepAndTheHashAtTheEnd) {

@@ -1,9 +1,13 @@
+#include <sys/resource.h>
+
 #include "tests/train/token_file.h"
 #include "train/cpu/matrix.h"
 #include "train/run/run.h"
 
 namespace zerorun::train::testing {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct RunFolderTest : ::testing::Test {
   TrainOptions options(const std::string& save = "run") const {
@@ -27,7 +31,8 @@ struct RunFolderTest : ::testing::Test {
 TEST_F(RunFolderTest, IsMadeAndHeldByOneRun) {
   const auto first = std::make_unique<RunFolder>(options("deep/run"), "");
   EXPECT_EQ(first->moved_to(), "");
-  EXPECT_HAS(error_of(options("deep/run")), "another run saves there, process ", "another --save");
+  EXPECT_THAT(error_of(options("deep/run")),
+              HasAll("another run saves there, process ", "another --save"));
 }
 
 TEST_F(RunFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
@@ -37,21 +42,21 @@ TEST_F(RunFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
     EXPECT_EQ(claimed.moved_to(), fs::canonical(folder_.path()).string() + "/run.1");
     EXPECT_EQ(folder_.read("run.1/latest"), "step1\n");
     EXPECT_FALSE(fs::exists(folder_.path("run/latest")));
-    EXPECT_HAS(error_of(options()), "another run saves there");
+    EXPECT_THAT(error_of(options()), HasSubstr("another run saves there"));
   }
   folder_.write("run/latest", "step2\n");
   TrainOptions resumed = options();
   resumed.resume = folder_.path("run/.");
   const RunFolder claimed(resumed, "");
   EXPECT_EQ(claimed.moved_to(), "");
-  EXPECT_HAS(error_of(options()), "another run saves there");  // and is not moved away
+  EXPECT_THAT(error_of(options()), HasSubstr("another run saves there"));  // and is not moved away
   EXPECT_EQ(folder_.read("run/latest"), "step2\n");
 }
 
 TEST_F(RunFolderTest, AModelThatIsNotOfARunIsLeftAlone) {
   folder_.write("run/pytorch_model.bin", "foreign");
-  EXPECT_HAS(error_of(options()), "contains pytorch_model.bin, which no run",
-             "give another --save");
+  EXPECT_THAT(error_of(options()),
+              HasAll("contains pytorch_model.bin, which no run", "give another --save"));
   EXPECT_EQ(folder_.read("run/pytorch_model.bin"), "foreign");
 }
 
@@ -59,11 +64,11 @@ TEST_F(RunFolderTest, TheStartingPointCannotBeOverwritten) {
   make_run("run");
   TrainOptions asked = options();
   asked.init = asked.save;
-  EXPECT_HAS(error_of(asked), "--init " + asked.save + " lies in --save");
+  EXPECT_THAT(error_of(asked), HasSubstr("--init " + asked.save + " lies in --save"));
   asked = options();
   asked.resume = folder_.path("run/step1");
   folder_.write("run/step1/checkpoint.json", "");
-  EXPECT_HAS(error_of(asked), "lies in --save");
+  EXPECT_THAT(error_of(asked), HasSubstr("lies in --save"));
   EXPECT_EQ(folder_.read("run/model.safetensors"), "weights");
 }
 
@@ -75,7 +80,7 @@ TEST_F(RunFolderTest, ALinkStaysAndItsFolderIsKept) {
   EXPECT_EQ(folder_.read("disk/run.1/latest"), "step1\n");
   EXPECT_FALSE(fs::exists(folder_.path("link/latest")));
   fs::create_symlink(folder_.path("gone"), folder_.path("other"));
-  EXPECT_HAS(error_of(options("other")), "a link to " + folder_.path("gone"));
+  EXPECT_THAT(error_of(options("other")), HasSubstr("a link to " + folder_.path("gone")));
   EXPECT_FALSE(fs::exists(folder_.path("gone")));
 }
 
@@ -85,8 +90,9 @@ TEST_F(RunFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
   fs::current_path(folder_.path("run"));
   TrainOptions asked = options();
   asked.save = ".";
-  EXPECT_HAS(error_of(asked), "--save .: the folder contains another run and the working folder",
-             "--resume");
+  EXPECT_THAT(
+      error_of(asked),
+      HasAll("--save .: the folder contains another run and the working folder", "--resume"));
   fs::current_path(before);
   EXPECT_EQ(folder_.read("run/latest"), "step1\n");
 }
@@ -94,7 +100,7 @@ TEST_F(RunFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
 TEST_F(RunFolderTest, AFileInItsPlaceAndADiskWithoutRoomAreErrors) {
   folder_.write("file", "mine");
   for (const char* save : {"file", "file/deeper"}) {
-    EXPECT_HAS(error_of(options(save)), "Not a directory");
+    EXPECT_THAT(error_of(options(save)), HasSubstr("Not a directory"));
   }
   const RunFolder claimed(options(), "");
   claimed.check_room(1);
@@ -137,12 +143,15 @@ void wait_for(const StopSignal& stop, int signal) {
   while (stop.received() != signal) ::usleep(100);
 }
 
-TEST(StopSignalTest, EndsTheProcessUnlessHeldAndWithoutASignalItself) {
+TEST(StopSignalTest, EndsTheProcessUnlessHeld) {
   expect_end(::testing::KilledBySignal(SIGTERM), [] {
     const StopSignal stop;
     ::kill(::getpid(), SIGTERM);
     ::pause();
   });
+}
+
+TEST(StopSignalTest, EndsWithoutASignal) {
   for (const bool has_room : {true, false}) {  // else the kernel forgets who has sent a signal
     expect_end(kGoesOn, [&] {
       const rlimit none{};

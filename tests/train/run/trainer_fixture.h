@@ -37,15 +37,16 @@ struct TrainerTest : ::testing::Test {
                                                     stage, zero, blocks));
   }
 
-  RunSetup setup_of(const Strings& more, const RankInfo& rank = {}) const {
-    Strings options = {"--data", data_, "--model", model_, "--seq_len", "8", "--seed", "3"};
+  RunSetup setup_of(const std::vector<std::string>& more, const RankInfo& rank = {}) const {
+    std::vector<std::string> options = {"--data",    data_, "--model", model_,
+                                        "--seq_len", "8",   "--seed",  "3"};
     options.insert(options.end(), more.begin(), more.end());
     return make_run_setup(parse_command_line(options), rank);
   }
 
   // Calls body(rank of the run) on all ranks, with a trainer that is set up from these options.
   template <typename Body>
-  void run(int world_size, const Strings& options, const Body& body) const {
+  void run(int world_size, const std::vector<std::string>& options, const Body& body) const {
     zerorun::testing::run_ranks(world_size, [&](Communicator& comm) {
       const RunSetup setup =
           setup_of(options, {.rank = comm.rank(), .world_size = comm.world_size()});
@@ -56,7 +57,7 @@ struct TrainerTest : ::testing::Test {
   }
   // What that gives on rank 0.
   template <typename Body>
-  auto result_of(int world_size, const Strings& options, const Body& body) const {
+  auto result_of(int world_size, const std::vector<std::string>& options, const Body& body) const {
     std::invoke_result_t<Body, const RankOfRun&> result{};
     run(world_size, options, [&](const RankOfRun& rank) {
       auto own = body(rank);
@@ -65,7 +66,7 @@ struct TrainerTest : ::testing::Test {
     return result;
   }
 
-  uint64_t hash_after(int steps, int world_size, const Strings& options) const {
+  uint64_t hash_after(int steps, int world_size, const std::vector<std::string>& options) const {
     return result_of(world_size, options, [&](const RankOfRun& rank) {
       rank.train(steps);
       return rank.hash();

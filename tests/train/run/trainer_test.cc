@@ -20,6 +20,11 @@ TEST_F(TrainerTest, EveryStageGivesTheSameParameters) {
   }
 }
 
+TEST_F(TrainerTest, RecomputingGivesTheSameParameters) {
+  EXPECT_EQ(hash_after(3, 2, {"--config", config(3), "--recompute"}),
+            hash_after(3, 2, {"--config", config(3)}));
+}
+
 TEST_F(TrainerTest, InitialParametersDependOnTheSeedOnly) {
   const uint64_t expected = hash_after(0, 1, {"--config", config(0)});
   EXPECT_EQ(hash_after(0, 3, {"--config", config(3)}), expected);
@@ -56,14 +61,14 @@ TEST_F(TrainerTest, ASignalOnOneRankStopsAllAndTheLossIsTheSame) {
 
 // A run that saves into `run`, and others that resume it.
 struct SavedRunTest : TrainerTest {
-  void save(int world_size, const Strings& options) const {
+  void save(int world_size, const std::vector<std::string>& options) const {
     run(world_size, options, [&](const RankOfRun& rank) {
       rank.train(0);
       save_run(saved_, rank.setup, rank.trainer, rank.comm);
     });
   }
   // The error of resuming, or what it says.
-  std::string resume(int world_size, const Strings& options) const {
+  std::string resume(int world_size, const std::vector<std::string>& options) const {
     return result_of(world_size, options, [&](const RankOfRun& rank) {
       std::string said;
       const std::string error = error_of<CheckpointError>(
@@ -80,16 +85,17 @@ TEST_F(SavedRunTest, ResumingWithAnotherOptimizerIsAnErrorThatNamesBoth) {
   const auto with = [&](const std::string& type) {
     const std::string file = folder_.write(
         "config.json", R"({"train_batch_size": 4, "optimizer": {"type": )" + type + "}}");
-    return Strings{"--config", file};
+    return std::vector<std::string>{"--config", file};
   };
   save(2, with(R"("AdamW")"));
   EXPECT_EQ(resume(2, with(R"("Adam")")), "");
-  EXPECT_HAS(resume(2, with(R"("Lamb")")), "are those of AdamW, this run's optimizer is Lamb",
-             Not(HasSubstr("--init")));
-  EXPECT_HAS(resume(2, with(R"("Adam", "params": {"adam_w_mode": false})")),
-             "this run's optimizer is Adam with adam_w_mode false");
+  EXPECT_THAT(resume(2, with(R"("Lamb")")),
+              HasAll("are those of AdamW, this run's optimizer is Lamb", Not(HasSubstr("--init"))));
+  EXPECT_THAT(resume(2, with(R"("Adam", "params": {"adam_w_mode": false})")),
+              HasSubstr("this run's optimizer is Adam with adam_w_mode false"));
   folder_.write("run/model.safetensors", "");
-  EXPECT_HAS(resume(2, with(R"("Lamb")")), "start from its weights alone with --init " + saved_);
+  EXPECT_THAT(resume(2, with(R"("Lamb")")),
+              HasSubstr("start from its weights alone with --init " + saved_));
 }
 
 TEST_F(SavedRunTest, ResumingOnOtherDataOfTheSameLengthIsSaid) {
@@ -99,8 +105,9 @@ TEST_F(SavedRunTest, ResumingOnOtherDataOfTheSameLengthIsSaid) {
   EXPECT_EQ(resume(1, {"--config", config(0)}), "");
   text[2000] ^= 1;
   data_ = folder_.write("other", text);
-  EXPECT_HAS(resume(1, {"--config", config(0)}), "data_hash was", Not(HasSubstr("data_tokens")),
-             "to continue that run, give it the --data");
+  EXPECT_THAT(resume(1, {"--config", config(0)}),
+              HasAll("data_hash was", Not(HasSubstr("data_tokens")),
+                     "to continue that run, give it the --data"));
 }
 
 TEST_F(SavedRunTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
@@ -109,8 +116,8 @@ TEST_F(SavedRunTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
   std::string changed = folder_.read(model_);
   changed.replace(changed.find("\"n_head\": 2"), 11, "\"n_head\": 1");
   model_ = folder_.write("changed.json", changed);
-  EXPECT_HAS(resume(2, {"--config", config(2)}), "another model: n_head was 2 and is 1",
-             "restore config.json");
+  EXPECT_THAT(resume(2, {"--config", config(2)}),
+              HasAll("another model: n_head was 2 and is 1", "restore config.json"));
 }
 
 TEST_F(TrainerTest, SavedWeightsAreAStartingPointOfTheirModel) {
@@ -129,8 +136,8 @@ TEST_F(TrainerTest, SavedWeightsAreAStartingPointOfTheirModel) {
     model.inner = inner;
     return error_of<CheckpointError>([&] { HfWeights(saved, model); });
   };
-  EXPECT_HAS(error(2, 64), "h.0.mlp.c_fc.weight has shape [16, 32], the model needs ");
-  EXPECT_HAS(error(3, 32), "no tensor transformer.h.2.ln_1.weight");
+  EXPECT_THAT(error(2, 64), HasSubstr("h.0.mlp.c_fc.weight has shape [16, 32], the model needs "));
+  EXPECT_THAT(error(3, 32), HasSubstr("no tensor transformer.h.2.ln_1.weight"));
 }
 
 // The figure that decides is what is allocated.
@@ -189,11 +196,7 @@ TEST_F(PrecisionTest, SixteenBitTrainingFollowsFp32) {
   }
 }
 
-TEST_F(PrecisionTest, AnOverflowSkipsTheStepAndTheScheduleWhichFollowsTheRun) {
-  const std::string decay = R"(, "scheduler": {"type": "WarmupDecayLR", "params": {
-      "total_num_steps": "auto", "warmup_num_steps": 2}})";
-  const RunSetup setup = setup_of({"--config", config(2, "", decay), "--steps", "70"});
-  EXPECT_EQ(setup.config.scheduler.total_num_steps, 70);
+TEST_F(PrecisionTest, AnOverflowSkipsTheStepAndTheSchedule) {
   const std::string blocks = fp16(R"("initial_scale_power": 32, "hysteresis": 1)") + kSchedule;
   run(2, {"--config", config(2, "", blocks)}, [&](const RankOfRun& rank) {
     Trainer& trainer = rank.trainer;
@@ -223,7 +226,7 @@ TEST_F(PrecisionTest, AnOverflowSkipsTheStepAndTheScheduleWhichFollowsTheRun) {
 TEST_F(PrecisionTest, AResumedRunHasTheScaleAndTheRateItWouldHaveHad) {
   const std::string blocks =
       fp16(R"("initial_scale_power": 12, "loss_scale_window": 4)") + kSchedule;
-  const Strings options = {"--config", config(3, "", blocks)};
+  const std::vector<std::string> options = {"--config", config(3, "", blocks)};
   const std::string folder = folder_.path("run");
   const auto figures_of = [](Trainer& trainer) {
     std::vector<std::tuple<int64_t, double, float, double, double>> figures;
@@ -245,7 +248,8 @@ TEST_F(PrecisionTest, AResumedRunHasTheScaleAndTheRateItWouldHaveHad) {
     EXPECT_EQ(figures_of(rank.trainer), expected);
   });
   run(2, {options[0], options[1], "--seed", "9"}, [&](const RankOfRun& rank) {
-    EXPECT_HAS(resume_run(folder, rank.setup, rank.trainer, rank.comm), "seed was 3 and is 9");
+    EXPECT_THAT(resume_run(folder, rank.setup, rank.trainer, rank.comm),
+                HasSubstr("seed was 3 and is 9"));
   });
 }
 
@@ -265,6 +269,13 @@ TEST_F(PrecisionTest, AccumulationAndClippingKeepScaleAndNorm) {
     EXPECT_NEAR(summed[i].clipped_grad_norm(), 0.01, 1e-6);
     EXPECT_EQ(summed[i].loss_scale, 256.0);
   }
+}
+
+TEST_F(PrecisionTest, AutoIsResolvedFromTheRun) {
+  const std::string decay = R"(, "scheduler": {"type": "WarmupDecayLR", "params": {
+      "total_num_steps": "auto", "warmup_num_steps": 2}})";
+  const RunSetup setup = setup_of({"--config", config(2, "", decay), "--steps", "70"});
+  EXPECT_EQ(setup.config.scheduler.total_num_steps, 70);
 }
 
 }  // namespace

@@ -68,20 +68,20 @@ void micro_step(Engine& engine, int rank, int64_t step) {
 
 std::vector<Step> train(const Config& config, Where where) {
   fake::FakeCuda::instance().set_devices(kRanks);
-  const ToyJob job{.config = config, .connect = on(where)};
-  return result_of(job, [](Engine& engine, Communicator& comm) {
-    std::vector<Step> steps;
+  std::vector<Step> steps;
+  run_engines({.config = config, .connect = on(where)}, [&](Engine& engine, Communicator& comm) {
     for (int64_t step = 0; step < kSteps; ++step) {
       micro_step(engine, comm.rank(), step);
       const StepResult result = engine.step();
       const uint64_t hash = engine.states().parameter_hash();
       const EngineProgress progress = engine.states().progress();
+      if (comm.rank() != 0) continue;
       steps.push_back({result.applied, result.had_gradient,
                        std::isnan(result.grad_norm) ? -1.0 : result.grad_norm, result.clip_factor,
                        hash, progress.step_count, progress.skipped_steps});
     }
-    return steps;
   });
+  return steps;
 }
 
 struct Setting {
@@ -92,7 +92,7 @@ struct Setting {
   DType dtype = DType::fp32;
 };
 
-std::string name_of_setting(const TestParamInfo<Setting>& info) {
+std::string name_of_setting(const ::testing::TestParamInfo<Setting>& info) {
   const auto& [stage, optimizer, offloaded, parameters, dtype] = info.param;
   constexpr std::array kParameters = {"", "_params", "_nvme"};
   return fmt::format("stage{}_{}{}{}{}{}", stage, optimizer, offloaded > 0 ? "_offloaded" : "",
@@ -101,7 +101,7 @@ std::string name_of_setting(const TestParamInfo<Setting>& info) {
                      dtype == DType::bf16 ? "_bf16" : "");
 }
 
-class DecidedStepTest : public LateCudaTest<200>, public WithParamInterface<Setting> {};
+class DecidedStepTest : public LateCudaTest<200>, public ::testing::WithParamInterface<Setting> {};
 
 TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
   const bool is_half = GetParam().dtype == DType::bf16;
@@ -136,18 +136,18 @@ TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(
     Stages, DecidedStepTest,
-    Values(Setting{0, "AdamW"}, Setting{1, "AdamW"}, Setting{2, "AdamW8bit"}, Setting{2, "Muon"},
-           Setting{2, "Lamb"}, Setting{3, "Lion"}, Setting{1, "AdamW", 1.0},
-           Setting{2, "AdamW", 0.5}, Setting{2, "Lamb", 0.5}, Setting{2, "Muon", 0.5},
-           Setting{3, "AdamW", 0.5}, Setting{3, "AdamW", 0.0, OffloadDevice::cpu},
-           Setting{3, "Lamb", 0.5, OffloadDevice::cpu}, Setting{3, "Muon", 0.5, OffloadDevice::cpu},
-           Setting{3, "AdamW", 0.5, OffloadDevice::nvme},
-           Setting{0, "AdamW", 0.0, OffloadDevice::none, DType::bf16},
-           Setting{1, "AdamW", 0.5, OffloadDevice::none, DType::bf16},
-           Setting{2, "AdamW", 1.0, OffloadDevice::none, DType::bf16},
-           Setting{3, "AdamW", 0.0, OffloadDevice::none, DType::bf16},
-           Setting{3, "AdamW", 1.0, OffloadDevice::cpu, DType::bf16},
-           Setting{3, "AdamW", 0.5, OffloadDevice::nvme, DType::bf16}),
+    ::testing::Values(
+        Setting{0, "AdamW"}, Setting{1, "AdamW"}, Setting{2, "AdamW8bit"}, Setting{2, "Muon"},
+        Setting{2, "Lamb"}, Setting{3, "Lion"}, Setting{1, "AdamW", 1.0}, Setting{2, "AdamW", 0.5},
+        Setting{2, "Lamb", 0.5}, Setting{2, "Muon", 0.5}, Setting{3, "AdamW", 0.5},
+        Setting{3, "AdamW", 0.0, OffloadDevice::cpu}, Setting{3, "Lamb", 0.5, OffloadDevice::cpu},
+        Setting{3, "Muon", 0.5, OffloadDevice::cpu}, Setting{3, "AdamW", 0.5, OffloadDevice::nvme},
+        Setting{0, "AdamW", 0.0, OffloadDevice::none, DType::bf16},
+        Setting{1, "AdamW", 0.5, OffloadDevice::none, DType::bf16},
+        Setting{2, "AdamW", 1.0, OffloadDevice::none, DType::bf16},
+        Setting{3, "AdamW", 0.0, OffloadDevice::none, DType::bf16},
+        Setting{3, "AdamW", 1.0, OffloadDevice::cpu, DType::bf16},
+        Setting{3, "AdamW", 0.5, OffloadDevice::nvme, DType::bf16}),
     name_of_setting);
 
 struct Calls {

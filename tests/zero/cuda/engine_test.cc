@@ -128,7 +128,7 @@ TEST_F(CudaEngineTest, FewerBitsAreThoseOfTheCpu) {
 }
 
 // Calls of steps to CUDA after the first ones. Streams are inline: counts do not depend on timing.
-struct CudaSteadyStateTest : FakeCudaTest, WithParamInterface<int> {
+struct CudaSteadyStateTest : FakeCudaTest, ::testing::WithParamInterface<int> {
   static constexpr int kRanks = 2;
   static constexpr int kFirst = 3;
   static constexpr int kSteps = 10;
@@ -179,7 +179,7 @@ TEST_P(CudaSteadyStateTest, AllocatesNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, CudaSteadyStateTest, Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Stages, CudaSteadyStateTest, ::testing::Values(1, 2, 3));
 
 }  // namespace
 }  // namespace zerorun::testing

@@ -22,28 +22,33 @@ constexpr int kSteps = 5;
 Outcome train(const StreamSetting& setting, Where where) {
   constexpr int kFirst = 2;
   fake::FakeCuda::instance().set_devices(kRanks);
+  std::mutex mutex;
+  Outcome outcome;
   const ToyJob job{.config = stream_config(setting), .connect = on(where)};
-  PerRank<Outcome> of_ranks = results_of(job, [&](Engine& engine, Communicator& comm) {
+  run_engines(job, [&](Engine& engine, Communicator& comm) {
     StreamProgram program(engine, comm.rank());
-    Outcome own;
+    int64_t waits = 0;
+    int64_t step_waits = 0;
     for (int step = 0; step < kFirst + kSteps; ++step) {
       const int64_t begin = waits_so_far();
       program.batch();
       const int64_t middle = waits_so_far();
       EXPECT_TRUE(engine.step().applied);
       if (step < kFirst) continue;
-      own.waits += middle - begin;
-      own.step_waits += waits_so_far() - middle;
+      waits += middle - begin;
+      step_waits += waits_so_far() - middle;
     }
-    own.hash = engine.states().parameter_hash();
-    return own;
+    const uint64_t hash = engine.states().parameter_hash();
+    const std::lock_guard lock(mutex);
+    outcome.hash = hash;
+    outcome.waits += waits;
+    outcome.step_waits += step_waits;
   });
-  EXPECT_EQ(of_ranks[0].hash, of_ranks[1].hash);
-  return {of_ranks[0].hash, of_ranks[0].waits + of_ranks[1].waits,
-          of_ranks[0].step_waits + of_ranks[1].step_waits};
+  return outcome;
 }
 
-class HostAheadTest : public LateCudaTest<300>, public WithParamInterface<StreamSetting> {};
+class HostAheadTest : public LateCudaTest<300>,
+                      public ::testing::WithParamInterface<StreamSetting> {};
 
 TEST_P(HostAheadTest, WaitsForTheNormAloneAndTrainsToTheBitsOfTheCpu) {
   const uint64_t expected = train({GetParam().stage}, Where::cpu).hash;
@@ -56,12 +61,12 @@ TEST_P(HostAheadTest, WaitsForTheNormAloneAndTrainsToTheBitsOfTheCpu) {
 
 using Setting = StreamSetting;
 INSTANTIATE_TEST_SUITE_P(Stages, HostAheadTest,
-                         Values(Setting{0}, Setting{1}, Setting{2}, Setting{3},
-                                Setting{3, 0.0, OffloadDevice::cpu},
-                                Setting{3, 0.5, OffloadDevice::cpu}, Setting{1, 0.5},
-                                Setting{2, 1.0}, Setting{3, 0.5}));
+                         ::testing::Values(Setting{0}, Setting{1}, Setting{2}, Setting{3},
+                                           Setting{3, 0.0, OffloadDevice::cpu},
+                                           Setting{3, 0.5, OffloadDevice::cpu}, Setting{1, 0.5},
+                                           Setting{2, 1.0}, Setting{3, 0.5}));
 
-class FailedGatherTest : public FakeCudaTest, public WithParamInterface<Where> {};
+class FailedGatherTest : public FakeCudaTest, public ::testing::WithParamInterface<Where> {};
 
 // A gather's error comes to whoever waits for what was computed with it, and to the next gather.
 TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
@@ -82,7 +87,8 @@ TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, FailedGatherTest, Values(Where::nccl, Where::shared_gpu));
+INSTANTIATE_TEST_SUITE_P(Transports, FailedGatherTest,
+                         ::testing::Values(Where::nccl, Where::shared_gpu));
 
 }  // namespace
 }  // namespace zerorun::testing::host_ahead

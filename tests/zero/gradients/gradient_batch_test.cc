@@ -38,7 +38,7 @@ void contribute_sum(Engine& engine, ParameterId id, int rank, int64_t step, int6
   engine.contribute(id, view_of(std::span<float>(sum)));
 }
 
-class GradientBatchTest : public TestWithParam<int> {};
+class GradientBatchTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Stages, GradientBatchTest, ::testing::Range(0, 4));
 
 // Sums of the toy's gradients are exact, so the split of a gradient shows in no bit.
@@ -113,8 +113,8 @@ TEST_P(GradientBatchTest, LateContributionsCanBeReducedBeforeTheStep) {
   using Seen = std::pair<double, std::vector<std::vector<float>>>;  // norm, and reduced gradients
   // The first step of an engine, in which one contribution of each parameter is expected.
   const auto first_step = [](const std::vector<int>& ranks, bool late) {
-    const ToyJob job{base_config(GetParam(), DType::fp32)};
-    const PerRank<Seen> all = results_of(job, [&](Engine& engine, Communicator& comm) {
+    std::array<Seen, 2> all;  // by rank
+    run_engines({base_config(GetParam(), DType::fp32)}, [&](Engine& engine, Communicator& comm) {
       const bool adds = std::find(ranks.begin(), ranks.end(), comm.rank()) != ranks.end();
       for (const ParameterId id : trainable(engine)) {
         contribute_sum(engine, id, comm.rank(), 0, adds && !late ? 2 : 1);
@@ -129,16 +129,15 @@ TEST_P(GradientBatchTest, LateContributionsCanBeReducedBeforeTheStep) {
       engine.hooks().reduce_late_gradients();  // nothing has come since
       EXPECT_TRUE(engine.end_micro_step());
       EXPECT_EQ(calls(), before);
-      Seen seen;
+      Seen& seen = all.at(static_cast<size_t>(comm.rank()));
       for (const StateInterval& part : engine.states().state_intervals()) {
         if (part.grad.empty()) continue;
         const float* values = part.grad.as<const float>();
         seen.second.emplace_back(values, values + part.grad.numel);
       }
       seen.first = engine.step().grad_norm;
-      return seen;
     });
-    return std::vector(all.begin(), all.end());
+    return all;
   };
   for (const std::vector<int>& ranks : {std::vector<int>{0}, {1}, {0, 1}}) {
     EXPECT_EQ(first_step(ranks, true), first_step(ranks, false)) << ranks.size() << " are late";

@@ -12,7 +12,10 @@ struct Model {
   std::vector<int64_t> numels;
   std::vector<ModuleId> modules;
   void add(int64_t numel, ModuleId module, bool trainable = true) {
-    specs.push_back({.name = "p" + std::to_string(specs.size()), .trainable = trainable});
+    ParameterSpec spec;
+    spec.name = "p" + std::to_string(specs.size());
+    spec.trainable = trainable;
+    specs.push_back(spec);
     numels.push_back(numel);
     modules.push_back(module);
   }
