@@ -64,7 +64,7 @@ void find_optimizer_files(const fs::path& folder, const std::string& client_stat
         folder.parent_path() / fs::path(record.at("folder").get<std::string>()).filename();
     for (const nlohmann::json& entry : record.at("files")) {
       const nlohmann::json& row = entry.is_object() ? entry.at("$tuple") : entry;
-      if (!row.at(3).get<std::string>().empty()) continue;  // on that host's disk
+      if (row.size() > 3 && !row.at(3).get<std::string>().empty()) continue;  // on that host's disk
       const fs::path path = files / fs::path(row.at(0).get<std::string>()).filename();
       if (!path_exists(path)) {
         fail<CheckpointError>("{} does not exist: copy its folder together with the checkpoint",

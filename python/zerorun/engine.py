@@ -90,8 +90,9 @@ class ZeroEngine(ShardedModule):
             is_first = self._core.phase == "idle" and self._core.batch_micro_steps == 0
             try:
                 scaled.backward(retain_graph=retain_graph, **kwargs)
-            except BaseException:
-                if self._core.phase == "open":  # some of its gradients have arrived
+            except BaseException as error:
+                # Some of its gradients have arrived; after a CommError the job is at its end.
+                if self._core.phase == "open" and not isinstance(error, _C.CommError):
                     self._failed_alone = is_first
                 raise
             self._core.reduce_gradients()

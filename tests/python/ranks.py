@@ -113,9 +113,9 @@ def wait_for_step(job: subprocess.Popen[str], least: int) -> list[str]:
     return lines
 
 
-def interrupted(job: subprocess.Popen[str], by: int = signal.SIGINT) -> tuple[int, str, str]:
-    """The exit code, output and errors after Ctrl-C, or another signal."""
-    job.send_signal(by)
+def interrupted(job: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The exit code, output and errors after Ctrl-C."""
+    job.send_signal(signal.SIGINT)
     output, errors = job.communicate(timeout=DEADLINE)
     return job.returncode, output, errors
 

@@ -42,15 +42,6 @@ def test_an_interrupted_run_saves_and_continues(start_train, train):
     assert f"no step to take: run is after step {step + 1}, and --steps" in output
 
 
-def test_a_run_whose_terminal_closes_saves(start_train, tmp_path):
-    job = start_train("--steps", 10**6, "--save", "run")
-    wait_for_step(job, 1)
-    code, output, _ = interrupted(job, by=signal.SIGHUP)
-    assert code == 128 + signal.SIGHUP
-    assert "continue with --resume run" in output
-    assert (tmp_path / "run" / "latest").exists()
-
-
 def test_a_run_whose_every_step_overflows_is_a_failure_that_can_go_on(train, tmp_path):
     fp16 = {"enabled": True, "initial_scale_power": 40, "hysteresis": 1}
     settings = {"train_batch_size": 4, "fp16": fp16}

@@ -6,6 +6,7 @@ size may load them.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -108,6 +109,9 @@ def _write(path: str, chunks: list[Any]) -> tuple[int, str]:
     folder = os.open(os.path.dirname(path), os.O_RDONLY)  # the name is to be on the disk, too
     try:
         os.fsync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # this file system has nothing to sync for a folder
+            raise
     finally:
         os.close(folder)
     return hashed.size, hashed.hash.hexdigest()

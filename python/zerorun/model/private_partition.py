@@ -126,9 +126,9 @@ class PrivatePartition(Partition):
         self.parameter.data = full[: self.numel].view(self.shape).to(self._empty.device)
 
     def release(self) -> None:
-        self._holders -= 1
-        if self._holders == 0:
+        if self._holders == 1:  # while it is available: zero.Init gathers for other writes
             self.parameter.data = self._empty
+        self._holders -= 1
 
     def store(self, values: torch.Tensor) -> None:
         if values.dtype != self._shard.dtype:  # the program has cast it, within zero.Init

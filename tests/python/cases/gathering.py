@@ -356,6 +356,8 @@ def case_parameters_without_elements_train_within_init() -> None:
             super().__init__()
             self.body, self.none = nn.Linear(4, 4), Hole()
             assert self.none.weight.shape == (0, 4)
+            self.apply(lambda module: None)
+            self.copy = nn.Parameter(self.none.weight)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             hidden = self.body(x)
