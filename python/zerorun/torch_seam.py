@@ -340,11 +340,8 @@ def call_step_hooks(optimizer: torch.optim.Optimizer, kind: str) -> None:
     the others."""
     own = hooks_of(optimizer, kind)
     module: Any = importlib.import_module("torch.optim.optimizer")
-    if kind == STEP_PRE_HOOKS:
-        hooks = [*module._global_optimizer_pre_hooks.values(), *own]
-    else:
-        hooks = [*own, *module._global_optimizer_post_hooks.values()]
-    for hook in hooks:
+    before, after = module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks
+    for hook in [*before.values(), *own] if kind == STEP_PRE_HOOKS else [*own, *after.values()]:
         hook(optimizer, (), {})
 
 

@@ -160,8 +160,8 @@ class Source:  # size: a table of what checkpoints of all programs may have
         are one then."""
         aliases = {plain_name(name): plain_name(owner) for name, owner in self.aliases.items()}
         self.aliases = {name: owner for name, owner in aliases.items() if name != owner}
-        named: dict[str, Any]
-        for named in (self.parameters, self.buffers):
+        tables: tuple[dict[str, Any], ...] = (self.parameters, self.buffers)
+        for named in tables:
             plain = {plain_name(name): value for name, value in named.items()}
             if len(plain) != len(named):
                 raise _C.CheckpointError(

@@ -58,9 +58,7 @@ class PrivatePartition(Partition):
         communicator: _C.Communicator,
         ranks: tuple[int, ...] | None,
     ) -> None:
-        self._communicator = communicator
-        self.ranks = ranks
-        self._holders = 0
+        self._communicator, self.ranks, self._holders = communicator, ranks, 0
         numel = shape.numel()
         self._shard_numel = max(1, -(-numel // communicator.world_size))
         begin = min(numel, communicator.rank * self._shard_numel)
