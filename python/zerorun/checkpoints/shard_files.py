@@ -6,7 +6,6 @@ size may load them.
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from zerorun.hooks.parameter_memory import states_of
 from zerorun.interchange import untrusted
 from zerorun.model.units import plain_name
 from zerorun.shards.shards import Shards
+from zerorun.whole_file import sync_folder
 
 # By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
 Chunk = tuple[int, int, dict[str, Any]]
@@ -106,14 +106,7 @@ def _write(path: str, chunks: list[Any]) -> tuple[int, str]:
         torch.save(chunks, cast("IO[bytes]", hashed))
         file.flush()
         os.fsync(file.fileno())
-    folder = os.open(os.path.dirname(path), os.O_RDONLY)  # the name is to be on the disk, too
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # this file system has nothing to sync for a folder
-            raise
-    finally:
-        os.close(folder)
+    sync_folder(os.path.dirname(path))
     return hashed.size, hashed.hash.hexdigest()
 
 
