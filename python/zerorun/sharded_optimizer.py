@@ -91,10 +91,7 @@ class ShardedOptimizer(ShardOptimizer):
 
         `closure`: called once before the update; its loss is returned.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for parameter, collect in self._collect:
             collect(parameter)
         self.shards.core.end_micro_step()

@@ -74,7 +74,7 @@ def case_compiled_models_train_as_they_are() -> None:
     every = () if PRIVATE_MEMORY else STAGES
     with in_silence(), torch._inductor.config.patch(compile_threads=1):
         for change, before, stages, generated in (
-            (wrap_blocks, True, STAGES, 1),
+            (wrap_blocks, True, STAGES, None),
             (compile_all, False, every, 3),
             (wrap_blocks, False, every[3:], None),
             (compile_blocks, False, (3,), 3),
@@ -83,11 +83,10 @@ def case_compiled_models_train_as_they_are() -> None:
             for stage in stages:
                 backend = "inductor" if stage == generated else "aot_eager"
                 assert_close(losses_at(stage, change, before, backend=backend), expected)
-        for change in (wrap_blocks, compile_blocks, compile_all) if 2 in STAGES else ():
-            for before in (True, False):
-                given = (2, change, before)
-                late = losses_at(*given, late=True, backend="aot_eager")
-                assert late == losses_at(*given, backend="aot_eager"), given
+        late_runs = ((wrap_blocks, True), (compile_blocks, False), (compile_all, False))
+        for given in ((2, *run) for run in late_runs if 2 in STAGES):
+            late = losses_at(*given, late=True, backend="aot_eager")
+            assert late == losses_at(*given, backend="aot_eager"), given
 
 
 def case_compiled_models_read_what_no_call_holds() -> None:

@@ -49,6 +49,21 @@ def case_optimizers_of_torchs_run_on_shards() -> None:
             assert_close(train(engine), expected)
 
 
+def case_a_step_may_have_a_closure() -> None:
+    for make_optimizer in (sgd, adamw):
+        expected, _ = reference(make_optimizer)
+        for stage in STAGES:
+            model = make()
+            basic = make_optimizer(model)
+            engine, optimizer, *_ = initialize(model, basic, config=config(stage))
+            losses = []
+            for step in range(STEPS):
+                taken = (basic, optimizer)[step % 2]
+                loss = torch.no_grad()(taken.step)(lambda: backward(engine, step))
+                losses.append(mean(loss, engine))
+            assert_close(losses, expected)
+
+
 class Around(torch.optim.Optimizer):
     """Has another optimizer's states and hyperparameters, and nothing else of torch's."""
 

@@ -71,7 +71,7 @@ def case_no_bit_changes() -> None:
         (Unusual, {}),
     ]
     for stage in STAGES:
-        for kind, keys in runs:
+        for kind, keys in runs if stage == 2 else runs[::5]:
             expected = trained(stage, kind, False, **keys)
             assert trained(stage, kind, True, **keys) == expected, (stage, kind, keys)
 
