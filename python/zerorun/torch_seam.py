@@ -38,6 +38,7 @@ OPTIMIZER_HOOKS = (
 CALLS_HOOKS = "hooked"  # on a step: torch wraps others, to call the hooks
 WRAPPED_BY_SCHEDULER = "_wrapped_by_lr_sched"
 STEP_WAS_CALLED = "_opt_called"
+TAKES_SCALE = "_step_supports_amp_scaling"
 INITIALIZERS = (
     "uniform_ normal_ trunc_normal_ constant_ ones_ zeros_ eye_ dirac_ xavier_uniform_ "
     "xavier_normal_ kaiming_uniform_ kaiming_normal_ orthogonal_ sparse_"
@@ -89,6 +90,7 @@ _TABLES = {
         torch.optim.swa_utils.AveragedModel update_parameters: empty parameters, replaced
         torch.nn.utils.clip_grad clip_grad_norm_ clip_grad_value_: clipping, which is replaced
         torch.nn.utils.clip_grad ?_clip_grads_with_norm_: clipping, which is replaced
+        torch.amp.grad_scaler.GradScaler _unscale_grads_ *_step_supports_amp_scaling: replaced
         torch.jit._builtins _register_builtin _find_builtin: norms in scripted code
         torch.nn.modules.rnn.RNNBase flatten_parameters: weights of RNNs, which it moves; replaced
         torch._C _current_graph_task_id: the backward that is under way

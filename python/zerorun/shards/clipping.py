@@ -1,4 +1,5 @@
-"""torch's clip_grad_norm_ and clip_grad_value_, for parameters whose gradients are an engine's."""
+"""torch's clip_grad_norm_, clip_grad_value_ and GradScaler, for parameters whose gradients are an
+engine's."""
 
 import functools
 from collections.abc import Iterable
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad
 
 from zerorun import _C, torch_seam
@@ -48,7 +50,7 @@ def _listed(parameters: Any) -> list[Any]:
 @functools.cache
 def serve() -> None:
     """From the first call on, torch's functions also clip the gradients that engines keep, under
-    the names by which modules have imported them, too."""
+    the names by which modules have imported them, too, and its GradScaler unscales them."""
     norm, value = clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_
     by_norm = getattr(clip_grad, _BY_NORM, norm)  # 2.4 and 2.5 have none
 
@@ -89,6 +91,17 @@ def serve() -> None:
         # Who kept torch's clip_grad_norm_ in no module comes here, too, and is told.
         functions[_BY_NORM] = clip_by_norm
     torch_seam.replace_imported(clip_grad, functions)
+    unscale = GradScaler._unscale_grads_
+
+    @functools.wraps(unscale)
+    def unscale_gradients(
+        scaler: Any, optimizer: Any, inv_scale: torch.Tensor, found_inf: torch.Tensor, *args: Any
+    ) -> Any:
+        if not _unscale(optimizer, inv_scale, found_inf):
+            return unscale(scaler, optimizer, inv_scale, found_inf, *args)
+        return {found_inf.device: found_inf}
+
+    torch_seam.replace(GradScaler, "_unscale_grads_", unscale_gradients)
 
 
 def _with_gradients(parameters: list[Any]) -> list[Any]:
@@ -108,6 +121,25 @@ def _limit(parameters: list[nn.Parameter], limit: float) -> bool:
         elif shards.finish_reduction():
             StateAccess(shards).limit_gradients([p for p in own if own[p] is shards], limit)
     return bool(own)
+
+
+@torch.no_grad()
+def _unscale(
+    optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor
+) -> bool:
+    """Multiplies the optimizer's gradients by `inv_scale`, and sets `found_inf` to 1 if one of any
+    rank is not finite. Collective. False if they are torch's, or there are none."""
+    own = _without_torchs(p for group in optimizer.param_groups for p in group["params"])
+    shards = next(iter(own.values()), None)
+    if shards is None or not shards.policy.clips_as_torch or not shards.finish_reduction():
+        return False
+    access = StateAccess(shards)
+    finite = all(bool(part.isfinite().all()) for part in access.owned_gradients(own))
+    found = torch.tensor([float(not finite)])
+    shards.ranks.job.all_reduce(found, "max", "GradScaler")
+    found_inf.fill_(found.item())
+    access.scale_gradients(own, inv_scale.item())
+    return True
 
 
 def _refuse_given_norm(parameters: list[nn.Parameter]) -> None:

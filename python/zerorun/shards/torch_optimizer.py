@@ -50,6 +50,7 @@ class GivenOptimizer:
         reference = weakref.ref(engines)
         self._other = {"state": engines.state}
         self._other |= {name: _served(self.optimizer, reference, name) for name in SERVED}
+        self._other[seam.TAKES_SCALE] = False  # torch's fused ones unscale gradients in a step
         try:
             self._swap()
         except AttributeError as error:

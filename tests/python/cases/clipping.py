@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from zerorun import torch_seam as seam
 from zerorun.shards import clipping
 
 from cases.models import *
@@ -137,6 +138,40 @@ def case_what_is_not_finite_is_left_to_the_step() -> None:
             assert norm is None or norm.item() == torch.inf
             engine.step()
         assert engine.skipped_steps == 3
+
+
+def scaled(model: Any, optimizer: Any, engine: Any = None) -> list[float]:
+    """Losses, norms and scales of a loop with torch's own scaler, which skips the second step."""
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**10, growth_interval=3)
+    found = []
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch_of(step) if engine is None else part_of(batch_of(step)))
+        scaler.scale(loss * torch.inf if step == 1 else loss).backward()
+        if step % 2 == 0:
+            scaler.unscale_(optimizer)
+            found.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3).item())
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(loss.item() if engine is None else mean(loss.detach(), engine))
+        found.append(scaler.get_scale())
+    return found
+
+
+def case_torchs_scaler_unscales_an_engines_gradients() -> None:
+    fused = functools.partial(adamw, fused=True)  # whose own steps unscale
+    for make_optimizer in (sgd, adamw, fused):
+        plain = make()
+        expected = scaled(plain, make_optimizer(plain))
+        for stage in STAGES:
+            model = make()
+            optimizer = make_optimizer(model)
+            engine = shard(model, stage=stage, optimizer=optimizer)
+            assert_close(scaled(model, optimizer, engine), expected)
+            if make_optimizer is sgd:
+                assert_values(model, plain)
+            engine.destroy()
+            assert getattr(optimizer, seam.TAKES_SCALE, False) is (make_optimizer is fused)
 
 
 def case_norms_of_torchs_function_clip_no_engines_gradients() -> None:
