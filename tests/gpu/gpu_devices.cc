@@ -41,8 +41,7 @@ struct LargeTensors : DeviceConformance {
     const SquaresSegment all{.numel = view.numel};
     device_->sum_of_squares(*stream_, view, {&all, 1}, sum);
     const std::vector<int64_t> words = sum.host();
-    EXPECT_EQ(ExactSum::from_words(words).value(),
-              static_cast<double>(view.numel) * value * value);
+    EXPECT_EQ(ExactSum::from_words(words).value(), static_cast<double>(view.numel) * value * value);
   }
   // Without momentum: takes the gradient from the parameter.
   void step(TensorView parameter, TensorView gradient) {
