@@ -12,7 +12,7 @@ FIRST = (
     *("machine", "env", "device_kernels", "train_kernels"),
     *("fp32_gpu1_stage0", "bf16_gpu1_stage0", "fp32_gpu1_stage3", "bf16_gpu1_stage3"),
     *("fp32_nccl2_stage0", "fp32_nccl2_stage3", "torch", "memory", "fp32_gpu2_stage2"),
-    *("gpt2", "llama", "bandwidth", "comm", "memcheck_train"),
+    *("twice", "gpt2", "llama", "bandwidth", "comm", "memcheck_train"),
 )
 
 # Bounds of the relative difference of losses.

@@ -60,11 +60,23 @@ cublasStatus_t destroy(const char* name, T* handle) {
   return planned;
 }
 
+// The types that the comments of CUDA 13.1's cublasLt.h give attributes.
+size_t nbytes_of(cublasLtMatmulDescAttributes_t attribute) {
+  const bool is_wide = attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER ||
+                       attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ||
+                       attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
+  return is_wide ? sizeof(int64_t) : sizeof(int32_t);
+}
+size_t nbytes_of(cublasLtMatmulPreferenceAttributes_t attribute) {
+  return attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? sizeof(uint64_t)
+                                                               : sizeof(uint32_t);
+}
+
 template <typename Attributes, typename Attribute>
 cublasStatus_t set(const char* name, Attributes& attributes, Attribute attribute, const void* value,
                    size_t bytes) {
   if (const auto planned = enter(name); planned != CUBLAS_STATUS_SUCCESS) return planned;
-  if (bytes > sizeof(int64_t)) return violate("an attribute of a wrong size");
+  if (bytes != nbytes_of(attribute)) return violate("an attribute of a wrong size");
   int64_t bits = 0;
   std::memcpy(&bits, value, bytes);
   attributes[attribute] = bits;

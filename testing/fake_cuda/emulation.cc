@@ -106,6 +106,7 @@ class Scheduler {
   }
   static void enter(unsigned high, unsigned low);
   int count() const { return static_cast<int>(threads_.size()); }
+  bool is_thread(int number) const { return number >= 0 && number < count(); }
   // To the current thread.
   void show_index() const {
     const auto i = static_cast<unsigned>(current_);
@@ -127,6 +128,7 @@ class Scheduler {
   const std::function<void()>* body_ = nullptr;
   std::exception_ptr error_;
   int current_ = 0;
+  int step_ = 1;  // from a thread to the next: between two barriers in the other order than before
   int ended_ = 0;
 #if defined(__SANITIZE_THREAD__)
   void* tsan_main_ = nullptr;
@@ -157,7 +159,7 @@ void Scheduler::enter(unsigned high, unsigned low) {
   }
 }
 
-// The current thread, and those after it that have not begun.
+// The current thread, and those that follow it and have not begun.
 void Scheduler::run_threads(Fiber& fiber) {
   while (true) {
     show_index();
@@ -170,10 +172,11 @@ void Scheduler::run_threads(Fiber& fiber) {
     }
     current().state = Thread::State::ended;
     ++ended_;
-    const bool next = current_ + 1 < count() &&
-                      threads_[static_cast<size_t>(current_) + 1].state == Thread::State::fresh;
-    if (!next) return;
-    ++current_;
+    const int next = current_ + step_;
+    if (!is_thread(next) || threads_[static_cast<size_t>(next)].state != Thread::State::fresh) {
+      return;
+    }
+    current_ = next;
   }
 }
 
@@ -280,7 +283,8 @@ void Scheduler::run_block(dim3 block, const std::function<void()>& body) {
     }
   };
   while (ended_ < count()) {
-    for (current_ = 0; current_ < count(); ++current_) {
+    step_ = -step_;
+    for (current_ = step_ > 0 ? 0 : count() - 1; is_thread(current_); current_ += step_) {
       Thread& thread = current();
       if (thread.state == Thread::State::fresh) thread.fiber = &take_fiber();
       const bool runs =

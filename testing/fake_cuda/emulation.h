@@ -1,6 +1,7 @@
 // Kernels as C++ functions on the CPU. The threads of a block are fibers of one thread that take
-// turns at barriers and exchanges, so that a block's result does not depend on timing; blocks run
-// one after the other. A warp's threads do not run in lockstep: code that relies on it fails here.
+// turns at barriers and exchanges, in one order and then in the other, so that a block's result
+// does not depend on timing, and what no barrier orders shows; blocks run one after the other. A
+// warp's threads do not run in lockstep: code that relies on it fails here.
 #pragma once
 
 #include <cuda_runtime.h>

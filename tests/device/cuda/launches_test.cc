@@ -20,6 +20,27 @@ int launches_of(const std::string& type) {
 int updates() { return launches_of("RuleSegment<"); }
 int norms() { return launches_of("SquaresSegment"); }
 
+// One thread writes what all read, as in a kernel without a barrier, or with one. Returns how many
+// read something else, in two launches.
+int stale_reads(const std::function<void()>& meet) {
+  int stale = 0;
+  for (const int value : {1, 2}) {
+    fake::run_grid(1, 64, [&] {
+      __shared__ int written;
+      if (threadIdx.x == 0) written = value;
+      meet();
+      stale += written == value ? 0 : 1;
+    });
+  }
+  return stale;
+}
+
+// Threads run one after the other, in either order: a barrier that is missing shows in one of them.
+TEST(EmulationTest, AMissingBarrierShows) {
+  EXPECT_EQ(stale_reads([] { __syncthreads(); }), 0);
+  EXPECT_EQ(stale_reads([] {}), 63);
+}
+
 class LaunchesTest : public FakeCudaTest {};
 
 TEST_F(LaunchesTest, OneKernelCopiesDozensOfTensors) {
