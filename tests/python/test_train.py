@@ -55,6 +55,21 @@ def test_a_run_whose_terminal_closes_saves(start_train, train, tmp_path):
     assert "no step to take: run is after step " in output
 
 
+@each(
+    "line told",
+    ("ulimit -n 12; {}", "cannot make a pipe: Too many open files: raise the limit of open files"),
+    ("ulimit -f 8; {}", "File too large: raise the limit of a file's size (ulimit -f)"),
+    ("mkdir gone; cd gone; rmdir ../gone; {}", 'change to one that exists (cd "$PWD" if it was'),
+    ("mkdir gone; cd gone; rmdir ../gone; zerorun a.py", "the working directory cannot be read"),
+)
+def test_what_the_shell_forbids_is_said_with_the_remedy(tmp_path, line, told):
+    write_small_job(tmp_path)
+    train = (
+        f"zerorun --num_gpus 2 train --data {tmp_path}/text --model {tmp_path}/model.json --save="
+    )
+    assert told in shell(line.format(train), tmp_path).stderr
+
+
 def test_a_run_whose_every_step_overflows_is_a_failure_that_can_go_on(train, tmp_path):
     fp16 = {"enabled": True, "initial_scale_power": 40, "hysteresis": 1}
     settings = {"train_batch_size": 4, "fp16": fp16}
