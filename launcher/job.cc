@@ -127,7 +127,7 @@ JobSettings settings_of(const Job& job, const LaunchOptions& options, const This
   if (job.rendezvous) settings.store_fd = job.rendezvous->get();
   settings.gpus = selection.gpus;
   settings.names_gpus = !selection.none_found || here.resources.own_program;
-  settings.working_directory = std::filesystem::current_path().string();
+  settings.working_directory = working_directory().string();
   settings.more = variables_of_options(options);
   if (!job.log_dir.empty()) {
     settings.more["ZERORUN_STALL_FILE"] =

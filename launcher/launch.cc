@@ -192,7 +192,7 @@ CoordinatedJob coordinate(const std::vector<std::string>& arguments, const Launc
   job.join_timeout = join_timeout(options);
   if (cluster.start == RemoteStart::by_hand) add_meeting(job, arguments, options, here);
   job.commands = remote_commands(cluster, {.launcher = job.launcher,
-                                           .directory = std::filesystem::current_path().string(),
+                                           .directory = working_directory().string(),
                                            .venv_script = options.remote.venv_script,
                                            .endpoint_host = control_host(cluster),
                                            .endpoint_port = port});

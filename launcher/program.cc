@@ -91,9 +91,26 @@ fs::path find_executable(const ProgramRequest& request, const ProgramSearch& sea
   fail_unknown(request, search);
 }
 
+}  // namespace
+
+fs::path working_directory() {
+  std::error_code error;
+  fs::path directory = fs::current_path(error);
+  if (error) {
+    fail<ConfigError>(
+        "the working directory cannot be read: {}: change to one that exists (cd \"$PWD\" if it "
+        "was "
+        "made anew)",
+        error.message());
+  }
+  return directory;
+}
+
+namespace {
+
 std::string local_rank_for(const ProgramRequest& request) {
   if (request.local_rank == LocalRank::never) return {};
-  const std::string source = program_source(request.name, request.module, fs::current_path());
+  const std::string source = program_source(request.name, request.module, working_directory());
   const std::string_view option = local_rank_option(source);
   if (option.empty() && request.local_rank == LocalRank::always) return "--local_rank";
   return std::string(option);
@@ -189,7 +206,7 @@ Program find_program(const ProgramRequest& request, const ProgramSearch& search)
     std::error_code error;
     if (!request.module && !fs::exists(request.name, error)) {
       fail<ConfigError>("program '{}' does not exist (working directory: {})", request.name,
-                        fs::current_path(error).string());
+                        working_directory().string());
     }
     program.command.push_back(request.name);
     program.python = true;

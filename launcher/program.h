@@ -51,6 +51,8 @@ std::optional<std::filesystem::path> find_in_path(const std::string& name, std::
 
 // True if the request names a bundled program.
 bool is_bundled(const ProgramRequest& request, const ProgramSearch& search);
+// Throws ConfigError if the working directory has been removed.
+std::filesystem::path working_directory();
 
 // Finds a bundled program, a .py file, or an executable by path or in PATH, in this order. Throws
 // ConfigError that lists the places searched.

@@ -46,7 +46,12 @@ SegmentTicket decode_ticket(const std::string& text) {
 std::shared_ptr<Segment> Segment::create(size_t nbytes) {
   FileDescriptor file(memfd_create("zerorun", MFD_CLOEXEC));
   if (!file || ftruncate(file.get(), static_cast<off_t>(nbytes)) != 0) {
-    fail<DeviceError>("cannot make {} of shared memory: {}", format_bytes(nbytes), error_text());
+    const int error = errno;
+    const char* remedy = error == EFBIG    ? ": raise the limit of a file's size (ulimit -f)"
+                         : error == EMFILE ? ": raise the limit of open files (ulimit -n)"
+                                           : "";
+    fail<DeviceError>("cannot make {} of shared memory: {}{}", format_bytes(nbytes),
+                      std::strerror(error), remedy);
   }
   struct stat status {};
   ZR_CHECK(fstat(file.get(), &status) == 0, "fstat of a new memfd: {}", error_text());

@@ -81,7 +81,10 @@ bool reap_children() {
 
 Pipe make_pipe() {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) fail<IoError>("cannot make a pipe: {}", std::strerror(errno));
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    fail<IoError>("cannot make a pipe: {}{}", std::strerror(errno),
+                  errno == EMFILE ? ": raise the limit of open files (ulimit -n)" : "");
+  }
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 

@@ -6,6 +6,7 @@ import resource
 from collections import defaultdict
 
 from prelude import *
+from terminal import Terminal
 from zerorun.metrics import FIELDS
 from zerorun.report import read_run
 
@@ -40,6 +41,33 @@ def test_an_interrupted_run_saves_and_continues(start_train, train):
     assert f"resumed from run after step {step}" in output
     output, _ = train("--steps", step + 1, "--save", "run", "--resume", "run")
     assert f"no step to take: run is after step {step + 1}, and --steps" in output
+
+
+def test_a_run_whose_terminal_closes_saves(start_train, train, tmp_path):
+    job = start_train("--steps", 10**6, "--save=")
+    interrupted(job)
+    terminal = Terminal([*job.args, "--save", "run"], tmp_path, environment())
+    terminal.read_until("step 1/")
+    os.close(terminal.master)
+    _, status = os.waitpid(terminal.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    output, _ = train("--steps", 1, "--save", "run", "--resume", "run")
+    assert "no step to take: run is after step " in output
+
+
+@each(
+    "line told",
+    ("ulimit -n 12; {}", "cannot make a pipe: Too many open files: raise the limit of open files"),
+    ("ulimit -f 8; {}", "File too large: raise the limit of a file's size (ulimit -f)"),
+    ("mkdir gone; cd gone; rmdir ../gone; {}", 'change to one that exists (cd "$PWD" if it was'),
+    ("mkdir gone; cd gone; rmdir ../gone; zerorun a.py", "the working directory cannot be read"),
+)
+def test_what_the_shell_forbids_is_said_with_the_remedy(tmp_path, line, told):
+    write_small_job(tmp_path)
+    train = (
+        f"zerorun --num_gpus 2 train --data {tmp_path}/text --model {tmp_path}/model.json --save="
+    )
+    assert told in shell(line.format(train), tmp_path).stderr
 
 
 def test_a_run_whose_every_step_overflows_is_a_failure_that_can_go_on(train, tmp_path):

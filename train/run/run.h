@@ -92,10 +92,11 @@ class SaveSchedule {
   bool is_waiting_ = false;  // a delayed save is waiting
 };
 
-// Receives SIGINT and SIGTERM on a separate thread. A signal handler would run on the stack of
-// whichever thread the kernel selects. While oneDNN multiplies matrices, the stack pointer of a
-// thread may be the start of a heap block (jit_avx_gemm_f32.cpp, "buffer_in_ws"), and the handler's
-// frame would overwrite the heap before it.
+// Receives SIGINT, SIGTERM and, unless it was ignored (nohup), SIGHUP on a separate thread. A
+// signal handler would run on the stack of whichever thread the kernel selects. While oneDNN
+// multiplies matrices, the stack pointer of a thread may be the start of a heap block
+// (jit_avx_gemm_f32.cpp, "buffer_in_ws"), and the handler's frame would overwrite the heap before
+// it.
 class StopSignal {
  public:
   // Create one object per process before any thread is started, because threads inherit the mask

@@ -23,6 +23,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kEvaluationSequences = 256;  // maximum number of sequences per evaluation
 constexpr size_t kMaxSums = 4;
+// What all ranks report if ranks have received several: the first of these.
+constexpr std::array kStopSignals = {SIGTERM, SIGHUP, SIGINT};
 
 double milliseconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
@@ -219,13 +221,16 @@ Trainer::Outcome Trainer::step(int received) {
   // The ranks exchange the loss and received signals before the engine's step, because afterwards
   // this would wait for that step's gathers. When that step has waited for its gradient norm, this
   // is done, too.
-  const TensorView values = sums_.put(std::array<float, 3>{0.0F, received == SIGINT ? 1.0F : 0.0F,
-                                                           received == SIGTERM ? 1.0F : 0.0F});
+  std::array<float, 1 + kStopSignals.size()>
+      sums{};  // of the losses, and of ranks with each signal
+  for (size_t i = 0; i < kStopSignals.size(); ++i) {
+    sums.at(1 + i) = received == kStopSignals.at(i) ? 1.0F : 0.0F;
+  }
+  const TensorView values = sums_.put(sums);
   model_.move_loss(values.slice(0, 1));
   sums_.start("loss of the step");
   const StepResult result = engine_->step();
   const EngineTimings after = engine_->take_timings();
-  std::array<float, 3> sums{};  // of the losses, and of ranks with either signal
   sums_.finish(sums);
   const Clock::time_point end = Clock::now();
   const Clock::time_point computed = std::min(clock_.read(), end);
@@ -259,7 +264,11 @@ Trainer::Outcome Trainer::step(int received) {
   }
   report.model_state_bytes = engine_->model_state_bytes();
   report.peak_rss_bytes = peak_rss_bytes();
-  return {report, sums[2] > 0.0F ? SIGTERM : sums[1] > 0.0F ? SIGINT : 0};
+  int signal = 0;
+  for (size_t i = 0; i < kStopSignals.size() && signal == 0; ++i) {
+    if (sums.at(1 + i) > 0.0F) signal = kStopSignals.at(i);
+  }
+  return {report, signal};
 }
 
 double Trainer::evaluate() {

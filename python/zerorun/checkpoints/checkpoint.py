@@ -116,7 +116,7 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     def follow_up() -> None:
         if shards.communicator.rank == 0 or node_local:
             with contextlib.suppress(OSError):  # the next save tries again
-                shard_files.remove_stale(folder, name, record)
+                shard_files.tidy(folder, name, record)
         committed()
 
     try:

@@ -2,7 +2,8 @@
 
 One file per rank in a folder of its own; the checkpoint, which is written last, names the folder
 and keeps each file's size and hash. States are stored by parameter and element, so another world
-size may load them.
+size may load them. Until the checkpoint is there, the folder has a file `unfinished`, by which a
+later save knows what a killed job left.
 """
 
 import contextlib
@@ -13,6 +14,8 @@ import platform
 import re
 import secrets
 import shutil
+import time
+from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
@@ -32,6 +35,8 @@ Chunks = dict[str, list[Chunk]]
 Record = dict[str, Any]
 
 _PREFIX = "optimizer_shards"
+_UNFINISHED = "unfinished"
+_LONGEST_SAVE_S = 24 * 3600.0  # what is older and unfinished is no other job's save under way
 
 
 def save(shards: Shards, directory: str, tag: str, *, node_local: bool) -> Record:
@@ -49,6 +54,7 @@ def save(shards: Shards, directory: str, tag: str, *, node_local: bool) -> Recor
             os.makedirs(directory, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
+                Path(folder, _UNFINISHED).touch()
             written = _write(os.path.join(folder, _name(ranks.rank)), own_chunks(shards))
             own = _name(ranks.rank), *written, platform.node() if node_local else ""
     except Exception:
@@ -116,12 +122,27 @@ def discard(shards: Shards, directory: str, record: Record, *, node_local: bool)
         shutil.rmtree(os.path.join(directory, record["folder"]), ignore_errors=True)
 
 
-def remove_stale(directory: str, tag: str, current: Record | None) -> None:
-    """Removes the folders of earlier checkpoints of the same tag."""
-    of_tag = re.compile(rf"{_PREFIX}\.{re.escape(tag)}\.[0-9a-f]+")
-    for name in os.listdir(directory):
-        if of_tag.fullmatch(name) and (current is None or name != current["folder"]):
-            shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+def tidy(directory: str, tag: str, current: Record | None) -> None:
+    """After a save: its files are complete. Removes those of earlier checkpoints of the same tag,
+    and those that belong to none, of saves that were killed."""
+    names = re.compile(rf"{_PREFIX}\.(.+)\.([0-9a-f]+)")
+    for path in Path(directory).iterdir():
+        if current is not None and path.name == current["folder"]:
+            (path / _UNFINISHED).unlink(missing_ok=True)
+        elif (found := names.fullmatch(path.name)) and (
+            found[1] == tag or _is_left(path, found[2])
+        ):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_left(folder: Path, number: str) -> bool:
+    """True if it is unfinished, no other save is writing it, and no checkpoint beside names it."""
+    try:
+        age = time.time() - (folder / _UNFINISHED).stat().st_mtime
+        tables = folder.parent.glob("*/checkpoint.json")
+        return age > _LONGEST_SAVE_S and not any(number in table.read_text() for table in tables)
+    except OSError:
+        return False
 
 
 def check_record(record: Record, where: str) -> None:

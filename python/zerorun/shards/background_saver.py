@@ -1,6 +1,5 @@
 """Saves that the core writes while the training goes on."""
 
-import atexit
 import os
 import sys
 import weakref
@@ -44,7 +43,7 @@ class BackgroundSaver:
         if self._saver is None:
             nbytes = self._settings.checkpoint.async_buffer_size
             self._saver = _C.AsyncSaver(self._core, nbytes, self._settings.comm_timeout_s)
-            atexit.register(_end, weakref.ref(self))
+            weakref.finalize(self, _end, weakref.ref(self))
         self._saver.save(*arguments)
         self._is_pending, self._committed, self._failed = True, committed, failed
 

@@ -1,6 +1,7 @@
 """Saves that go on while the engine trains, and saves of every rank to a folder of its own, as on
 hosts of their own (checkpoint.use_node_local_storage)."""
 
+import atexit
 import resource
 import signal
 
@@ -32,6 +33,18 @@ def case_states_of_a_torch_optimizer_are_saved_with_it(folder: Path) -> None:
     engine.wait_for_checkpoint()
     shards = [path for path in (folder / "run").iterdir() if path.name.startswith("optimizer_")]
     assert len(shards) == 1, "the files of the replaced save are gone"
+
+
+def case_engines_that_went_leave_nothing_for_the_end_of_the_program(folder: Path) -> None:
+    counts = set()
+    for _ in range(3):
+        engine = zerorun.initialize(model=nn.Linear(4, 4), config=config(2))[0]  # kept by nobody
+        engine.save_checkpoint(folder / "run", blocking=False)
+        engine.destroy()
+        del engine
+        gc.collect()
+        counts.add((atexit._ncallbacks(), len(weakref.finalize._registry)))
+    assert len(counts) == 1, counts
 
 
 @contextlib.contextmanager

@@ -150,6 +150,35 @@ def case_tags_that_begin_alike_keep_their_states(folder: Path) -> None:
     assert torch.equal(momentum_of(engine), expected)
 
 
+def case_what_a_killed_save_left_goes_a_day_later(folder: Path) -> None:
+    engine = engine_at(2, sgd)
+    train(engine, 1)
+    engine.save_checkpoint(folder, "kept")
+    (kept,) = folder.glob("optimizer_shards.*")
+    assert sorted(path.name for path in kept.iterdir()) == [
+        f"rank{i}.pt" for i in range(WORLD_SIZE)
+    ]
+    engine.communicator.barrier()
+    for days, name in enumerate(
+        (
+            kept.name,
+            "optimizer_shards.young.0123456789abcdef",
+            "optimizer_shards.old.fedcba9876543210",
+        )
+    ):
+        if RANK == 0:
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / "unfinished").touch()
+            seconds = time.time() - (days or 9) * 80_000
+            os.utime(folder / name / "unfinished", (seconds, seconds))
+    if RANK == 0:
+        (folder / "kept").rename(folder / "best")
+    engine.communicator.barrier()
+    engine.save_checkpoint(folder, "next")
+    names = sorted(path.name.rsplit(".", 1)[0] for path in folder.glob("optimizer_shards.*"))
+    assert names == ["optimizer_shards.kept", "optimizer_shards.next", "optimizer_shards.young"]
+
+
 def verified(folder: Path) -> str:
     """What `zerorun ckpt verify` finds, on every rank."""
     job = subprocess.run([ZERORUN, "ckpt", "verify", folder], capture_output=True, check=False)

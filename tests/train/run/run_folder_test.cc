@@ -166,11 +166,24 @@ TEST(StopSignalTest, TheLastOneOfThoseThatWereHeldTakesEffectAtTheRelease) {
     StopSignal stop;
     stop.hold();
     if (stop.received() != 0) ::_exit(1);
-    for (const int signal : {SIGTERM, SIGINT}) {
+    for (const int signal : {SIGTERM, SIGHUP, SIGINT}) {
       ::kill(::getpid(), signal);
       wait_for(stop, signal);
     }
     stop.release();
+  });
+}
+
+TEST(StopSignalTest, LeavesAHangupIgnored) {
+  expect_end(kGoesOn, [] {
+    std::signal(SIGHUP, SIG_IGN);
+    const StopSignal stop;
+    ::kill(::getpid(), SIGHUP);
+    const timespec now{};
+    sigset_t hangup;
+    sigemptyset(&hangup);
+    sigaddset(&hangup, SIGHUP);
+    ::_exit(sigtimedwait(&hangup, nullptr, &now) < 0 ? 0 : 1);  // not pending: nobody waits for it
   });
 }
 

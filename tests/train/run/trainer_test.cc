@@ -51,9 +51,10 @@ TEST_F(TrainerTest, ASignalOnOneRankStopsAllAndTheLossIsTheSame) {
     const int number = rank.comm.rank();
     EXPECT_EQ(rank.trainer.step(0).signal, 0);
     EXPECT_EQ(rank.trainer.step(number == 1 ? SIGINT : 0).signal, SIGINT);
-    const auto [report, signal] = rank.trainer.step(number == 0 ? SIGTERM : SIGINT);
+    EXPECT_EQ(rank.trainer.step(number == 1 ? SIGHUP : SIGINT).signal, SIGHUP);
+    const auto [report, signal] = rank.trainer.step(number == 0 ? SIGTERM : SIGHUP);
     EXPECT_EQ(signal, SIGTERM);
-    EXPECT_EQ(report.step, 3);
+    EXPECT_EQ(report.step, 4);
     losses.at(static_cast<size_t>(number)) = report.loss;
   });
   EXPECT_EQ(losses[0], losses[1]);
