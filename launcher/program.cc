@@ -98,9 +98,8 @@ fs::path working_directory() {
   fs::path directory = fs::current_path(error);
   if (error) {
     fail<ConfigError>(
-        "the working directory cannot be read: {}: change to one that exists (cd \"$PWD\" if it "
-        "was "
-        "made anew)",
+        "the working directory cannot be read: {}: change to one that exists (cd \"$PWD\" if "
+        "it was made anew)",
         error.message());
   }
   return directory;

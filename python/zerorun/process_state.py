@@ -23,6 +23,7 @@ class ProcessState:
     flops: list[Any] = field(default_factory=list)  # flops.listen(): who counts them
     copies: Any = None  # optimizers.saved_values: engines and steps of what get_state_dict gave
     tables: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # of comms_logger
+    savers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # of background_saver
     # Those of the stand-in for DeepSpeed, whose names are attributes of its modules.
     others: dict[str, Callable[[], None]] = field(default_factory=dict)
 

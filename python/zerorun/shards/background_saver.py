@@ -1,12 +1,14 @@
 """Saves that the core writes while the training goes on."""
 
+import atexit
+import functools
 import os
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from zerorun import _C
+from zerorun.process_state import STATE
 from zerorun.program_warning import logger
 
 
@@ -43,7 +45,8 @@ class BackgroundSaver:
         if self._saver is None:
             nbytes = self._settings.checkpoint.async_buffer_size
             self._saver = _C.AsyncSaver(self._core, nbytes, self._settings.comm_timeout_s)
-            weakref.finalize(self, _end, weakref.ref(self))
+            STATE.savers.add(self)
+            _finish_at_exit()
         self._saver.save(*arguments)
         self._is_pending, self._committed, self._failed = True, committed, failed
 
@@ -79,16 +82,19 @@ class BackgroundSaver:
                 self._communicator.barrier()
 
 
-def _end(reference: weakref.ref[BackgroundSaver]) -> None:
-    """At exit: what is under way is finished first. Python ignores errors here, so the process ends
-    at once where one says that a checkpoint is not there."""
-    saver = reference()
-    if saver is None:
-        return
-    try:
-        saver.close()
-    except Exception as error:
-        logger.error("a checkpoint could not be saved: %s", error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+@functools.cache
+def _finish_at_exit() -> None:
+    atexit.register(_finish)
+
+
+def _finish() -> None:
+    """What is under way is finished first. Python ignores errors here, so the process ends at once
+    where one says that a checkpoint is not there."""
+    for saver in list(STATE.savers):
+        try:
+            saver.close()
+        except Exception as error:
+            logger.error("a checkpoint could not be saved: %s", error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
