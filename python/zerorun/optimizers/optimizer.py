@@ -309,11 +309,19 @@ class ZeroOptimizer(ShardOptimizer):
             vars(self)[kind] = vars(basic).setdefault(kind, vars(self)[kind])
         self.engine = engine
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """The engine's step, which acts at the end of a batch of micro-steps."""
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """The engine's step, which acts at the end of a batch of micro-steps.
+
+        `closure`: called once before the update; its loss is returned.
+        """
+        loss = None
         if closure is not None:
-            raise _C.ConfigError("step(closure) evaluates the model again, which ZeRO cannot do")
+            with torch.enable_grad():
+                loss = closure()
         self.engine.step()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As :meth:`ZeroEngine.zero_grad`."""

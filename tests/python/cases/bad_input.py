@@ -45,7 +45,6 @@ def case_what_an_engine_is_not_given() -> None:
         refuses(message, setter, model.head.weight, 0.5, "exp_avg")
     more = {"params": [nn.Parameter(torch.ones(1))]}
     refuses("make all groups before", engine.optimizer.add_param_group, more)
-    refuses("closure", engine.optimizer.step, lambda: 1.0)
     model, engine = started(config(1))
     model.extra = nn.Linear(2, 2)
     refuses("extra.weight joined the model", train, engine, 1)

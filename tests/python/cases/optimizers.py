@@ -111,6 +111,24 @@ def case_hooks_of_all_optimizers_are_called_once_a_step() -> None:
             handle.remove()
 
 
+def case_a_step_may_compute_its_loss_itself() -> None:
+    expected, _ = reference()
+    for stage in STAGES:
+        model = make()
+        optimizer = adamw(model)
+        engine, returned, *_ = initialize(model, optimizer, config=config(stage))
+        losses = []
+        for number in range(STEPS):
+
+            def closure(number: int = number) -> torch.Tensor:
+                optimizer.zero_grad()
+                return backward(engine, number)
+
+            with torch.no_grad():
+                losses.append((optimizer, returned)[number % 2].step(closure))
+        assert_close([mean(loss, engine) for loss in losses], expected)
+
+
 def case_the_configurations_optimizer_may_have_default_values() -> None:
     for kind in ("Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon"):
         engine, *_ = initialize(make(), config=config(2, optimizer={"type": kind}))
