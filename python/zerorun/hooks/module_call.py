@@ -137,7 +137,13 @@ _MAX_OBJECTS = 1000  # looked into; a result that refers to a data set must not 
 _NO_TENSORS = (str, bytes, int, float, complex, torch.dtype, torch.device, nn.Module, type)
 _ITEMS = (list, tuple, set, frozenset, deque)
 # Code that runs later, with tensors that nobody sees until then.
-_CLOSED = (types.FunctionType, types.MethodType, types.GeneratorType, types.CoroutineType)
+_CLOSED = (
+    types.FunctionType,
+    types.MethodType,
+    types.GeneratorType,
+    types.CoroutineType,
+    functools.partial,
+)
 
 
 def tensors_in(value: Any, whole: bool = False) -> tuple[list[torch.Tensor], bool]:
