@@ -93,6 +93,8 @@ _TABLES = {
         torch.nn.modules.rnn.RNNBase flatten_parameters: weights of RNNs, which it moves; replaced
         torch._C _current_graph_task_id: the backward that is under way
         torch._C _disabled_torch_function_impl: ds_tensor
+        torch._C._functorch is_functorch_wrapped_tensor get_unwrapped: torch.func's transforms
+        torch._C _are_functorch_transforms_active: torch.func's transforms
         torch._C _functorch DisableTorchFunctionSubclass: functions of DeepSpeed's
         torch._C ?_will_engine_execute_node: a function of DeepSpeed's
         torch.autograd.graph ?_get_grad_fn_or_grad_acc: a function of DeepSpeed's
