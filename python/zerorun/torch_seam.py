@@ -93,10 +93,10 @@ _TABLES = {
         torch.amp.grad_scaler.GradScaler _unscale_grads_ *_step_supports_amp_scaling: replaced
         torch.jit._builtins _register_builtin _find_builtin: norms in scripted code
         torch.nn.modules.rnn.RNNBase flatten_parameters: weights of RNNs, which it moves; replaced
-        torch._C _current_graph_task_id: the backward that is under way
-        torch._C _disabled_torch_function_impl: ds_tensor
-        torch._C _functorch DisableTorchFunctionSubclass: functions of DeepSpeed's
-        torch._C ?_will_engine_execute_node: a function of DeepSpeed's
+        torch._C _current_graph_task_id _disabled_torch_function_impl: backward; ds_tensor
+        torch._C._functorch is_functorch_wrapped_tensor get_unwrapped: torch.func's transforms
+        torch._C _are_functorch_transforms_active: torch.func's transforms
+        torch._C _functorch DisableTorchFunctionSubclass ?_will_engine_execute_node: DeepSpeed's
         torch.autograd.graph ?_get_grad_fn_or_grad_acc: a function of DeepSpeed's
         torch.nn.functional ?linear ?conv1d ?conv2d ?conv3d: FLOPs, which replace them meanwhile
         torch.nn.functional ?conv_transpose1d ?conv_transpose2d ?conv_transpose3d: likewise

@@ -25,7 +25,16 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.hooks import module_call, shared_unit
-from zerorun.hooks.module_call import AutocastCopies, Casts, ModuleCall, Views, tensors_in, views_in
+from zerorun.hooks.module_call import (
+    AutocastCopies,
+    Casts,
+    ModuleCall,
+    Views,
+    is_transformed,
+    recorded,
+    tensors_in,
+    views_in,
+)
 from zerorun.hooks.shared_unit import SharedUnit, external_parameters, registered
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.tensors import is_distributed, is_empty
@@ -129,7 +138,8 @@ class GatherHooks:
         stack.append((module, call))
         call.add(units)
         if torch.is_grad_enabled():
-            for tensor in tensors_in((args, kwargs))[0]:
+            given = tensors_in((args, kwargs))[0]
+            for tensor in recorded(given) if is_transformed() else given:
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.end_backward)
 
@@ -145,7 +155,7 @@ class GatherHooks:
             plain = type(result) is torch.Tensor
             tensors, complete = ([result], True) if plain else tensors_in(result, whole=True)
             if torch.is_grad_enabled():
-                for tensor in tensors:
+                for tensor in recorded(tensors) if is_transformed() else tensors:
                     if tensor.grad_fn is not None:
                         tensor.register_hook(call.begin_backward)
             views = views_in(tensors, self._unit_in)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C import _functorch as functorch
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from zerorun import _C, torch_seam
@@ -137,7 +139,13 @@ _MAX_OBJECTS = 1000  # looked into; a result that refers to a data set must not 
 _NO_TENSORS = (str, bytes, int, float, complex, torch.dtype, torch.device, nn.Module, type)
 _ITEMS = (list, tuple, set, frozenset, deque)
 # Code that runs later, with tensors that nobody sees until then.
-_CLOSED = (types.FunctionType, types.MethodType, types.GeneratorType, types.CoroutineType)
+_CLOSED = (
+    types.FunctionType,
+    types.MethodType,
+    types.GeneratorType,
+    types.CoroutineType,
+    functools.partial,
+)
 
 
 def tensors_in(value: Any, whole: bool = False) -> tuple[list[torch.Tensor], bool]:
@@ -171,6 +179,25 @@ def tensors_in(value: Any, whole: bool = False) -> tuple[list[torch.Tensor], boo
             names = value.__dataclass_fields__
             pending += (getattr(value, name, None) for name in names)
     return found, complete
+
+
+is_transformed = torch._C._are_functorch_transforms_active  # by torch.func
+
+
+def recorded(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What autograd knows to have been made of tensors and their tangents, which transforms of
+    torch.func hand out wrapped."""
+    found, pending = [], [*tensors]
+    while pending:
+        tensor = pending.pop()
+        tangent = forward_ad.unpack_dual(tensor).tangent
+        if tangent is not None:
+            pending.append(tangent)
+        if tensor.grad_fn is not None:
+            found.append(tensor)
+        elif functorch.is_functorch_wrapped_tensor(tensor):
+            pending.append(functorch.get_unwrapped(tensor))
+    return found
 
 
 def cast_in(inputs: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -67,6 +67,7 @@ BOXES: dict[str, Box] = {
     "slots": (Slotted, operator.attrgetter("x")),
     "slots in a list": (lambda x: [Slotted(x)], lambda given: given[0].x),
     "a closure": (lambda x: lambda: x, lambda given: given()),
+    "a partial": (lambda x: functools.partial(torch.clone, x), lambda given: given()),
     "data with slots": (SlottedData, operator.attrgetter("x")),
     "data in itself": (OwnData, operator.attrgetter("x")),
 }

@@ -157,6 +157,37 @@ class Mixed(Model):
         self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), Mixture()) for _ in range(2))
 
 
+class Derived(nn.Module):
+    def __init__(self, way: Callable[[torch.Tensor, nn.Module], torch.Tensor]) -> None:
+        super().__init__()
+        self.units, self.way = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)), way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.units
+        return self.way(first(x), second)
+
+
+def case_units_within_transforms_of_torch_func() -> None:
+    def loss_at(model: nn.Module, step: int) -> torch.Tensor:
+        x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(step))
+        return model(x.to(next(model.parameters()).device)).square().mean()
+
+    ways = (
+        # What the transform differentiates is not what the unit is given,
+        lambda h, unit: torch.func.jvp(lambda x: unit(h) + x, (h * 0,), (h * 0,))[0],
+        lambda h, unit: torch.func.grad(lambda x: (unit(h) * x).sum())(torch.ones_like(h)),
+        # or only a tangent is in the loss.
+        lambda h, unit: torch.func.jvp(unit, (h,), (torch.ones_like(h),))[1],
+    )
+    for way in ways:
+        kind = functools.partial(Derived, way)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of its own functions
+            expected, _ = reference(sgd, kind, 3, loss_at=loss_at)
+        _, engine = started(bare_config(), kind, optimizer=sgd)
+        assert_close(train(engine, 3, loss_at=loss_at), expected)
+
+
 def case_a_leaf_module_is_gathered_as_a_whole() -> None:
     expected, _ = reference(kind=Mixed, steps=3)
     for given, is_whole in (
