@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from zerorun import _C
 from zerorun.agreement import texts_of_all
 from zerorun.optimizers.parameter_states import ParameterStates, ShardStates
 from zerorun.shards.part_of_state import PartOfState
@@ -72,12 +73,6 @@ def _numel(part: str) -> int:
     return int(end) - int(begin)
 
 
-def is_flat(states: Any, groups: Any) -> bool:
-    """True for what FlatStateDict made, and neither torch's nor ShardStates."""
-    whole = any("params" in group for group in groups or ())
-    return isinstance(states, dict) and not whole and all(_PARTS in one for one in states.values())
-
-
 class FlatStateDict:
     """The states of an optimizer by group, as DeepSpeed's inner optimizer has them from stage 1 on:
     each one flat tensor, as long on all ranks, with zeros after this rank's elements, since
@@ -97,14 +92,17 @@ class FlatStateDict:
             for found in zip(*ranks, strict=True)
         ]
 
-    def get(self) -> dict[int, dict[str, Any]]:
+    def get(self) -> dict[str, Any]:
+        """``state`` and ``parts``."""
         groups = self._groups()
         joined = [self._joined(group) for group in groups]
         kinds = {name: flat.dtype for flats in joined for name, flat in flats.items()}
-        return {
-            index: self._padded(self._longest[index], flats, kinds) | self._rest(group)
-            for index, (group, flats) in enumerate(zip(groups, joined, strict=True))
+        steps = {} if self._shards.external else {"step": self._shards.core.step_count}
+        states = {
+            index: self._padded(self._longest[index], flats, kinds) | steps
+            for index, flats in enumerate(joined)
         }
+        return {"state": states, _PARTS: list(map(self._rest, groups))}
 
     def _padded(
         self, longest: dict[str, Any], flats: dict[str, torch.Tensor], kinds: dict[str, torch.dtype]
@@ -117,28 +115,33 @@ class FlatStateDict:
             padded[name] = nn.functional.pad(flat, (0, numel - flat.numel()))
         return padded
 
-    def _rest(self, group: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        parts = {
-            key: {n: None if self._is_flat(key, v) else v for n, v in part.items()}
+    def _rest(self, group: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        return {
+            key: {name: None if self._is_flat(key, v) else v for name, v in part.items()}
             for key, part in group.items()
         }
-        steps = {} if self._shards.external else {"step": self._shards.core.step_count}
-        return steps | {_PARTS: parts}
 
-    def split(self, states: dict[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """What ShardStates had of the result of get()."""
+    def split(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The same with the states as ShardStates has them; others than get() gave as they are."""
+        if _PARTS not in state_dict:
+            return state_dict
+        groups, states = self._groups(), list(state_dict["state"].values())
+        if len(states) != len(groups):
+            raise _C.CheckpointError(
+                f"load_state_dict: got states of {len(states)} groups, this optimizer has "
+                f"{len(groups)}"
+            )
         found: dict[str, dict[str, Any]] = {}
-        for index, group in enumerate(self._groups()):
-            given = states.get(index, {})
+        for group, parts, flats in zip(groups, state_dict[_PARTS], states, strict=True):
             begins: Counter[str] = Counter()
-            for key, rest in given.get(_PARTS, {}).items():
+            for key, rest in parts.items():
                 found[key] = dict(rest)
                 for name in [n for n, value in rest.items() if value is None]:
                     own = group.get(key, {}).get(name)
                     numel = _numel(key) if own is None else own.numel()
-                    found[key][name] = given[name][begins[name] : begins[name] + numel]
+                    found[key][name] = flats[name][begins[name] : begins[name] + numel]
                     begins[name] += numel
-        return found
+        return state_dict | {"state": found}
 
     def _groups(self) -> list[dict[str, dict[str, Any]]]:
         """This rank's parts by group, each with its states by name."""

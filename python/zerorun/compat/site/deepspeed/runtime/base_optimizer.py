@@ -21,7 +21,7 @@ from zerorun.shards.torch_optimizer import MODES
 from zerorun.zero import GatheredParameters
 
 from deepspeed.ops._optimizers import FusedAdam
-from deepspeed.runtime._flat_groups import FlatGroup, FlatStateDict, FlatStates, is_flat
+from deepspeed.runtime._flat_groups import FlatGroup, FlatStateDict, FlatStates
 from deepspeed.runtime._norms import has_inf_or_nan
 from deepspeed.runtime.zero.utils import estimate_all_cold, estimate_all_live
 from deepspeed.utils.z3_leaf_module import get_z3_leaf_modules
@@ -99,14 +99,12 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     def _state_dict(self) -> dict[str, Any]:
         scaler = self.shards.core.loss_scaler
-        state = {"state": self._flat_state_dict.get(), "param_groups": self.group_settings()}
+        state = self._flat_state_dict.get() | {"param_groups": self.group_settings()}
         return state if scaler is None else state | {"loss_scaler": scaler}
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         with all_or_none(self.shards.communicator, "load_state_dict"):
-            states, groups = state_dict.get("state"), state_dict.get("param_groups")
-            if is_flat(states, groups):
-                state_dict = state_dict | {"state": self._flat_state_dict.split(states)}
+            state_dict = self._flat_state_dict.split(state_dict)
         super()._load_state_dict(state_dict)
         core = self.shards.core
         core.set_progress(core.step_count, core.skipped_steps, state_dict.get("loss_scaler"))
