@@ -51,6 +51,13 @@ class PrivatePartition(Partition):
         self.parameter.ds_tensor = self._shard.as_subclass(OwnPart)
         moved(values.nbytes)
 
+    def shard_alike(self, parameter: nn.Parameter) -> None:
+        """Shards another one over the same ranks. Values are those of the first. Collective."""
+        assert self._kept is not None
+        parameter.data = parameter.data.to(self._empty.device)
+        label = "values of a parameter that is made later"
+        PrivatePartition(parameter, self._communicator, self.ranks, self._kept.device, label)
+
     def _manage(
         self,
         parameter: nn.Parameter,

@@ -143,6 +143,20 @@ def case_a_loss_scaler_is_always_current() -> None:
     assert engine.param_names[engine.module.embedding.weight] == "embedding.weight"
 
 
+def case_parameters_made_later_are_sharded_like_others() -> None:
+    with deepspeed.zero.Init(config_dict_or_path=config(3)):
+        model = make()
+    model.blocks[1] = make(seed=RANK).blocks[1]  # values are those of rank 0
+    first, later = next(model.parameters()), list(model.blocks[1].parameters())
+    first.convert_to_zero_parameters([first, *later])
+    assert {parameter.numel() for parameter in later} == {0}
+    engine, *_ = start(3, model)
+    expected, *_ = start(3)
+    assert_same(train(engine), train(expected))
+    text = "call it before deepspeed.initialize"
+    raises(RuntimeError, text, next(model.parameters()).convert_to_zero_parameters, later)
+
+
 def case_attributes_of_partitioned_parameters() -> None:
     engine, *_ = start(3)
     weight = engine.module.head.weight

@@ -5,7 +5,7 @@ from deepspeed.moe import utils as moe
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.sharded_moe import _AllToAll, top1gating, top2gating, topkgating
 from deepspeed.runtime.pipe import topology as grids
-from deepspeed.sequence.layer import DistributedAttention, single_all_to_all
+from deepspeed.sequence.layer import DistributedAttention, _SeqAllToAll, single_all_to_all
 from deepspeed.utils import groups
 
 from cases import dtensors, mesh
@@ -242,6 +242,10 @@ def case_heads_that_ranks_do_not_divide_attend_like_one_rank() -> None:
         torch.testing.assert_close(laid_out(found), expected.chunk(2, 1)[part])
         for mine, tensor in zip(own, whole, strict=True):
             torch.testing.assert_close(laid_out(mine.grad), tensor.grad.chunk(2, 1)[part])
+    tensor = torch.randn(4, 2, 3, 5)
+    by_heads = _SeqAllToAll.apply(shared, tensor, 2, 0, 1)
+    assert by_heads.shape == (8, 2, 2 - part, 5)
+    assert torch.equal(_SeqAllToAll.apply(shared, by_heads, 0, 2, 1), tensor)
     tensor = torch.randn(2, 4, 1, 3)
     raises(AssertionError, "1 key-value heads", single_all_to_all, tensor, 2, 1, 0, shared)
     few = torch.randn(2, 3, 2, 3)

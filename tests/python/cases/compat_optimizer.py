@@ -50,6 +50,40 @@ def case_masters_of_a_group_are_one_flat_tensor() -> None:
     assert not hasattr(optimizer, "train")  # of schedule-free optimizers
 
 
+def case_states_can_be_gathered() -> None:
+    def gathered(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        """As a program does: of every tensor of the state dict, from all ranks."""
+        found = {}
+        for index, states in optimizer.state_dict()["state"].items():
+            for name, value in states.items():
+                if isinstance(value, torch.Tensor) and value.numel() > 1:
+                    rows = [torch.empty_like(value) for _ in range(WORLD_SIZE)]
+                    torch.distributed.all_gather(rows, value)
+                    found[f"{index}.{name}"] = torch.cat(rows)
+        return found
+
+    with_process_group()
+    kinds = {adamw: ("exp_avg", "exp_avg_sq"), sgd: ()}
+    for stage, (kind, names) in itertools.product((1, 3), kinds.items()):
+        engine, other = (
+            begin(model=model, config=config(stage, **BF16), optimizer=kind(model))[0]
+            for model in (make(), make())
+        )
+        train(engine, 2)
+        inner = engine.optimizer.optimizer
+        states = gathered(inner)
+        for name in names:
+            whole = (
+                utils.safe_get_full_optimizer_state(parameter, name).flatten()
+                for parameter in engine.module.parameters()
+            )
+            values = torch.cat([*whole])
+            found = states[f"0.{name}"]
+            assert_same(found[found != 0].sort()[0], values[values != 0].sort()[0])
+        other.optimizer.optimizer.load_state_dict(copy.deepcopy(inner.state_dict()))
+        assert_same(train(other, 2, first=2), train(engine, 2, first=2))
+
+
 def case_a_schedule_without_its_optimizer_is_deepspeeds_error() -> None:
     model = make()
     schedule = torch.optim.lr_scheduler.ConstantLR(adamw(model))

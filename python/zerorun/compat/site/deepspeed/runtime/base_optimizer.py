@@ -10,73 +10,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import masters_from_parameters
 from zerorun.hooks.shared_unit import external_parameters
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer import ZeroOptimizer
-from zerorun.optimizers.parameter_states import ParameterStates
 from zerorun.optimizers.saved_values import is_decoupled
-from zerorun.shards.part_of_state import PartOfState
 from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_optimizer import MODES
 from zerorun.zero import GatheredParameters
 
 from deepspeed.ops._optimizers import FusedAdam
+from deepspeed.runtime._flat_groups import FlatGroup, FlatStateDict, FlatStates
 from deepspeed.runtime._norms import has_inf_or_nan
 from deepspeed.runtime.zero.utils import estimate_all_cold, estimate_all_live
 from deepspeed.utils.z3_leaf_module import get_z3_leaf_modules
-
-# --- the masters and states of a parameter group, each as one flat tensor ---
-
-
-class FlatMasters(PartOfState):
-    """A copy of this rank's masters of one group: zerorun keeps them in several places."""
-
-    group: "FlatGroup"
-
-
-class FlatGroup:
-    """The parameters of one group, in its order."""
-
-    def __init__(self, shards: Any, parameters: list[nn.Parameter]) -> None:
-        self._access = StateAccess(shards)
-        self._parameters = [p for p in parameters if shards.layout.is_trainable(p)]
-        self._values: torch.Tensor | None = None
-
-    def masters(self) -> FlatMasters:
-        """The tensor of this group, with the values of now; always the same one."""
-        found = (self._access.get_local(p, "fp32_param") for p in self._parameters)
-        parts = [part for part in found if part is not None]
-        values = torch.cat(parts) if parts else torch.empty(0)
-        if self._values is None:
-            self._values = values
-            self._shown = values.as_subclass(FlatMasters)
-            self._shown.group = self
-        else:
-            self._values.copy_(values)
-        return self._shown
-
-    def states(self) -> dict[str, Any]:
-        """The states of the group's parameters, flat."""
-        kept = [self._access.get_kept(parameter) for parameter in self._parameters]
-        first = kept[0] if kept else {}
-        tensors = {name for name, value in first.items() if getattr(value, "ndim", 0) > 0}
-        return {  # some rest on the host, where a part of them is offloaded
-            name: torch.cat([state[name].flatten().to(value.device) for state in kept])
-            if name in tensors
-            else value
-            for name, value in first.items()
-        }
-
-
-class FlatStates(ParameterStates):
-    """The states by parameter, or by a group's flat masters."""
-
-    def __getitem__(self, parameter: torch.Tensor) -> dict[str, Any]:
-        if isinstance(parameter, FlatMasters):
-            return parameter.group.states() if len(self) else {}
-        return super().__getitem__(parameter)
-
 
 # --- what libraries reach for in the optimizer ---
 
@@ -145,11 +93,18 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     states_class = FlatStates
 
+    def __init__(self, engine: Any, shards: Any, basic: torch.optim.Optimizer) -> None:
+        super().__init__(engine, shards, basic)
+        self._flat_state_dict = FlatStateDict(shards)
+
     def _state_dict(self) -> dict[str, Any]:
-        state, scaler = super()._state_dict(), self.shards.core.loss_scaler
+        scaler = self.shards.core.loss_scaler
+        state = self._flat_state_dict.get() | {"param_groups": self.group_settings()}
         return state if scaler is None else state | {"loss_scaler": scaler}
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        with all_or_none(self.shards.communicator, "load_state_dict"):
+            state_dict = self._flat_state_dict.split(state_dict)
         super()._load_state_dict(state_dict)
         core = self.shards.core
         core.set_progress(core.step_count, core.skipped_steps, state_dict.get("loss_scaler"))

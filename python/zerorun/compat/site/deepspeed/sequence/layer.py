@@ -9,6 +9,7 @@ import zerorun
 from zerorun import sequence
 
 _HEADS = 2  # the dimension
+_uneven: set[Any] = set()  # groups in which ranks have been given other numbers of heads
 
 
 def heads_of_ranks(heads: int, size: int, num_kv_heads: int | None = None) -> list[int]:
@@ -49,6 +50,8 @@ def single_all_to_all(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     shape = list(input.shape)
     if scatter_idx == _HEADS:
         counts = heads_of_ranks(shape[_HEADS], size, num_kv_heads)
+        if len(set(counts)) > 1:
+            _uneven.add(group)
         parts, received = input.split(counts, _HEADS), [counts[rank]] * size
     else:
         if shape[scatter_idx] % size != 0:
@@ -59,6 +62,8 @@ def single_all_to_all(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         if num_kv_heads is not None:
             basis = heads_of_ranks(num_kv_heads, size)
             received = [shape[_HEADS] // basis[rank] * count for count in basis]
+        elif group in _uneven:
+            received = _heads_on(shape[_HEADS], input.device, group)
         shape[scatter_idx] //= size
     shapes = [(*shape[:_HEADS], heads, *shape[_HEADS + 1 :]) for heads in received]
     lengths = list(map(math.prod, shapes))
@@ -72,6 +77,13 @@ def single_all_to_all(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     )
     pieces = zip(output.split(lengths), shapes, strict=True)
     return torch.cat([piece.view(shape) for piece, shape in pieces], gather_idx)
+
+
+def _heads_on(own: int, device: torch.device, group: Any) -> list[int]:
+    """How many heads each rank has. Collective."""
+    found = [torch.tensor([own], device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, torch.tensor([own], device=device), group)
+    return [int(heads) for heads in found]
 
 
 class _SeqAllToAll(torch.autograd.Function):

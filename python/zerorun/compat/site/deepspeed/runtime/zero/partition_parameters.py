@@ -13,6 +13,7 @@ import zerorun
 from torch import nn
 from zerorun import torch_seam
 from zerorun.model.partition import Partition, partition_of
+from zerorun.model.private_partition import PrivatePartition
 from zerorun.zero import (
     GatheredParameters,
     ZeroParamStatus,
@@ -150,6 +151,22 @@ def _gather_coalesced(partition: Partition) -> Callable[..., _Gathered]:
     return all_gather_coalesced
 
 
+def _convert(partition: Partition) -> Callable[[Iterable[nn.Parameter]], None]:
+    """A method, which shards parameters that were made later. Collective."""
+
+    def convert_to_zero_parameters(param_list: Iterable[nn.Parameter]) -> None:
+        if not isinstance(partition, PrivatePartition):
+            raise RuntimeError(
+                "convert_to_zero_parameters: an engine has the model's parameters and takes no "
+                "further ones: call it before deepspeed.initialize"
+            )
+        for parameter in param_list:
+            if partition_of(parameter) is None:
+                partition.shard_alike(parameter)
+
+    return convert_to_zero_parameters
+
+
 def _absent(name: str, instead: str) -> Callable[[Partition], Any]:
     def get(_partition: Partition) -> Any:
         raise AbsentAttributeError(f"zerorun's parameters have no {name}: {instead}")
@@ -162,6 +179,7 @@ _ATTRIBUTES: dict[str, Callable[[Partition], Any]] = {
     "ds_secondary_tensor": _secondary_tensor,
     "ds_summary": _summary,
     "all_gather_coalesced": _gather_coalesced,
+    "convert_to_zero_parameters": _convert,
     "partition_gradients": _absent(
         "partition_gradients", "backward reduces gradients; safe_get_local_grad is this rank's part"
     ),
