@@ -53,10 +53,9 @@ class PrivatePartition(Partition):
 
     def shard_alike(self, parameter: nn.Parameter) -> None:
         """Shards another one over the same ranks. Values are those of the first. Collective."""
-        assert self._kept is not None
         parameter.data = parameter.data.to(self._empty.device)
         label = "values of a parameter that is made later"
-        PrivatePartition(parameter, self._communicator, self.ranks, self._kept.device, label)
+        PrivatePartition(parameter, self._communicator, self.ranks, self._shard.device, label)
 
     def _manage(
         self,
@@ -185,12 +184,13 @@ def materialize(
     """
     with all_or_none(communicator, "zerorun.shard"):
         source = None if weights is None else _Weights(model, weights, communicator.rank == 0)
+    have = {} if source is None else source.names
     with torch.no_grad():
         for path, module in model.named_modules():
             metas = {name: tensor for name, tensor in _own(module) if tensor.is_meta}
             if not metas:
                 continue
-            if source is not None and all(map(source.have, metas.values())):
+            if source is not None and have.keys() >= set(metas.values()):
                 for name, tensor in list(metas.items()):
                     if isinstance(tensor, nn.Parameter):
                         label = f"initial values of {path}"
@@ -205,7 +205,7 @@ def materialize(
                 label = f"initial values of {path}"
                 if isinstance(tensor, nn.Parameter):
                     PrivatePartition(tensor, communicator, home=torch.device("cpu"), label=label)
-                elif source is not None and source.have(tensor) and not tensor.is_floating_point():
+                elif tensor in have and not tensor.is_floating_point():
                     # The engine shares floating-point buffers, but no others.
                     share(tensor, communicator, label)
 
@@ -238,26 +238,20 @@ class _Weights:
     ) -> None:
         self._values = values
         self._is_source = is_source
-        self._names: dict[torch.Tensor, str] = {}  # for a tied one that which has a value
+        self.names: dict[torch.Tensor, str] = {}  # for a tied one that which has a value
         for name, tensor in _saved(model):
-            if name in values or tensor not in self._names:
-                self._names[tensor] = name
+            if name in values or tensor not in self.names:
+                self.names[tensor] = name
         if not is_source:
             return
         known = {name for name, _ in _saved(model)}
-        missing = [n for t, n in self._names.items() if t.is_meta and n not in values]
+        missing = [n for t, n in self.names.items() if t.is_meta and n not in values]
         unknown = [name for name in values if name not in known]
         if missing or unknown:
             raise _C.ConfigError(
                 f"weights: {_some(missing)} of the model's names are missing, and {_some(unknown)} "
                 "are not the model's: give the values of one state dict of this model"
             )
-
-    def have(self, tensor: torch.Tensor) -> bool:
-        return tensor in self._names
-
-    def name_of(self, tensor: torch.Tensor) -> str:
-        return self._names[tensor]
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         """The value; None on ranks whose values are not used."""
@@ -275,7 +269,7 @@ class _Weights:
 
     def write(self, tensor: torch.Tensor) -> None:
         """The tensor's value; on ranks whose values are not used, zero."""
-        value = self.read(self._names[tensor], tensor.shape)
+        value = self.read(self.names[tensor], tensor.shape)
         if value is None:
             tensor.zero_()
         else:
@@ -295,7 +289,7 @@ class _Unread(PrivatePartition):
         label: str,
     ) -> None:
         """`parameter`: on the meta device. `label`: of the collective."""
-        self._source, self._name, self._label = source, source.name_of(parameter), label
+        self._source, self._name, self._label = source, source.names[parameter], label
         shape = parameter.shape
         empty = torch.empty(0, dtype=parameter.dtype, device=device)
         assert isinstance(parameter, nn.Parameter)
@@ -385,7 +379,7 @@ def _fill(
     weights: _Weights | None,
 ) -> None:
     """Writes one module's values."""
-    given = {n: t for n, t in metas.items() if weights is not None and weights.have(t)}
+    given = {n: t for n, t in metas.items() if weights is not None and t in weights.names}
     if len(given) < len(metas):
         if init is not None:
             init(module)
