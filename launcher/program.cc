@@ -13,6 +13,18 @@
 
 namespace zerorun {
 
+std::filesystem::path working_directory() {
+  std::error_code error;
+  std::filesystem::path directory = std::filesystem::current_path(error);
+  if (error) {
+    fail<ConfigError>(
+        "the working directory cannot be read: {}: change to one that exists (cd \"$PWD\" if "
+        "it was made anew)",
+        error.message());
+  }
+  return directory;
+}
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -90,22 +102,6 @@ fs::path find_executable(const ProgramRequest& request, const ProgramSearch& sea
   if (const auto found = find_in_path(request.name, search.path)) return *found;
   fail_unknown(request, search);
 }
-
-}  // namespace
-
-fs::path working_directory() {
-  std::error_code error;
-  fs::path directory = fs::current_path(error);
-  if (error) {
-    fail<ConfigError>(
-        "the working directory cannot be read: {}: change to one that exists (cd \"$PWD\" if "
-        "it was made anew)",
-        error.message());
-  }
-  return directory;
-}
-
-namespace {
 
 std::string local_rank_for(const ProgramRequest& request) {
   if (request.local_rank == LocalRank::never) return {};

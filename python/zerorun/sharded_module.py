@@ -68,6 +68,7 @@ class ShardedModule(nn.Module):
         super().__init__()
         torch_state_dicts.serve()
         clipping.serve()
+        clipping.serve_scalers()
         other_optimizers.watch()
         self.module = model
         self._shards, self._core, self._layout = shards, shards.core, shards.layout

@@ -71,10 +71,8 @@ class PrivateName:
 # colon what they are for.
 _TABLES = {
     "torch 2.4 to 2.15": f"""
-        torch.nn.modules.module.Module _call_impl: calls of modules under way
-        torch.nn.modules.module.Module _parameters: reads of empty parameters
-        torch.nn.modules.module.Module _buffers _modules: models on the meta device
-        torch.nn.modules.module.Module _non_persistent_buffers_set: models on the meta device
+        torch.nn.modules.module.Module _call_impl _parameters: calls under way, empty parameters
+        torch.nn.modules.module.Module _buffers _modules _non_persistent_buffers_set: meta device
         torch.nn.modules.module.Module _register_state_dict_hook: state dicts of empty parameters
         torch.nn.modules.module _IncompatibleKeys: set_model_state_dict
         torch.UntypedStorage _cdata: views of gathered parameters
@@ -91,6 +89,7 @@ _TABLES = {
         torch.nn.utils.clip_grad clip_grad_norm_ clip_grad_value_: clipping, which is replaced
         torch.nn.utils.clip_grad ?_clip_grads_with_norm_: clipping, which is replaced
         torch.amp.grad_scaler.GradScaler _unscale_grads_ *_step_supports_amp_scaling: replaced
+        torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler _unscale_grads_: replaced
         torch.jit._builtins _register_builtin _find_builtin: norms in scripted code
         torch.nn.modules.rnn.RNNBase flatten_parameters: weights of RNNs, which it moves; replaced
         torch._C _current_graph_task_id _disabled_torch_function_impl: backward; ds_tensor
@@ -205,6 +204,7 @@ _WHEN_LOADED = (
     DTENSORS,
     "torch.distributed.distributed_c10d",
     "torch.distributed.checkpoint",
+    "torch.distributed.fsdp.sharded_grad_scaler",
     "transformers",
     "bitsandbytes",
 )

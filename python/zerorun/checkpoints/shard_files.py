@@ -140,7 +140,9 @@ def _is_left(folder: Path, number: str) -> bool:
     try:
         age = time.time() - (folder / _UNFINISHED).stat().st_mtime
         tables = folder.parent.glob("*/checkpoint.json")
-        return age > _LONGEST_SAVE_S and not any(number in table.read_text() for table in tables)
+        return age > _LONGEST_SAVE_S and not any(
+            number.encode() in table.read_bytes() for table in tables
+        )
     except OSError:
         return False
 

@@ -2,6 +2,7 @@
 engine's."""
 
 import functools
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ def _listed(parameters: Any) -> list[Any]:
 @functools.cache
 def serve() -> None:
     """From the first call on, torch's functions also clip the gradients that engines keep, under
-    the names by which modules have imported them, too, and its GradScaler unscales them."""
+    the names by which modules have imported them, too."""
     norm, value = clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_
     by_norm = getattr(clip_grad, _BY_NORM, norm)  # 2.4 and 2.5 have none
 
@@ -91,17 +92,29 @@ def serve() -> None:
         # Who kept torch's clip_grad_norm_ in no module comes here, too, and is told.
         functions[_BY_NORM] = clip_by_norm
     torch_seam.replace_imported(clip_grad, functions)
-    unscale = GradScaler._unscale_grads_
+
+
+def serve_scalers() -> None:
+    """torch's scalers of losses, FSDP's where a program has imported it, also unscale the gradients
+    that engines keep."""
+    fsdp = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
+    for scaler in (GradScaler, getattr(fsdp, "ShardedGradScaler", None)):
+        if scaler is not None and not hasattr(scaler._unscale_grads_, "__wrapped__"):
+            _serve_scaler(scaler)
+
+
+def _serve_scaler(scaler: Any) -> None:
+    unscale = scaler._unscale_grads_
 
     @functools.wraps(unscale)
     def unscale_gradients(
-        scaler: Any, optimizer: Any, inv_scale: torch.Tensor, found_inf: torch.Tensor, *args: Any
+        self: Any, optimizer: Any, inv_scale: torch.Tensor, found_inf: torch.Tensor, *args: Any
     ) -> Any:
         if not _unscale(optimizer, inv_scale, found_inf):
-            return unscale(scaler, optimizer, inv_scale, found_inf, *args)
+            return unscale(self, optimizer, inv_scale, found_inf, *args)
         return {found_inf.device: found_inf}
 
-    torch_seam.replace(GradScaler, "_unscale_grads_", unscale_gradients)
+    torch_seam.replace(scaler, "_unscale_grads_", unscale_gradients)
 
 
 def _with_gradients(parameters: list[Any]) -> list[Any]:
@@ -131,11 +144,23 @@ def _unscale(
     rank is not finite. Collective. False if they are torch's, or there are none."""
     own = _without_torchs(p for group in optimizer.param_groups for p in group["params"])
     shards = next(iter(own.values()), None)
-    if shards is None or not shards.policy.clips_as_torch or not shards.finish_reduction():
+    if shards is None or not shards.policy.clips_as_torch:
+        return False
+    if shards.core.loss_scaler is not None:
+        raise _C.ConfigError(
+            "GradScaler: an engine in fp16 scales losses itself: use engine.backward(loss) alone"
+        )
+    if shards.settings.batch.accumulation_steps > 1:
+        raise _C.ConfigError(
+            f"GradScaler: the engine counts {shards.settings.batch.accumulation_steps} micro-steps "
+            "to a batch, of which a skipped step would leave gradients: set accumulation_steps to "
+            "1, and call the scaler's step after the last backward of a batch, which add up"
+        )
+    if not shards.finish_reduction():
         return False
     access = StateAccess(shards)
-    finite = all(bool(part.isfinite().all()) for part in access.owned_gradients(own))
-    found = torch.tensor([float(not finite)])
+    finite = [part.isfinite().all().to(shards.device) for part in access.owned_gradients(own)]
+    found = torch.tensor([float(bool(finite) and not torch.stack(finite).all())])
     shards.ranks.job.all_reduce(found, "max", "GradScaler")
     found_inf.fill_(found.item())
     access.scale_gradients(own, inv_scale.item())

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from zerorun import torch_seam as seam
 from zerorun.shards import clipping
 
@@ -140,14 +141,18 @@ def case_what_is_not_finite_is_left_to_the_step() -> None:
         assert engine.skipped_steps == 3
 
 
-def scaled(model: Any, optimizer: Any, engine: Any = None) -> list[float]:
-    """Losses, norms and scales of a loop with torch's own scaler, which skips the second step."""
-    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**10, growth_interval=3)
+def scaled(model: Any, optimizer: Any, engine: Any = None, kind: Any = None) -> list[float]:
+    """Losses, norms and scales of a loop with torch's own scaler. It skips the second step, where
+    elements of one rank's part are not finite."""
+    scaler = (kind or torch.amp.GradScaler)(DEVICE.type, init_scale=2.0**10, growth_interval=3)
     found = []
     for step in range(6):
         optimizer.zero_grad()
         loss = loss_of(model, batch_of(step) if engine is None else part_of(batch_of(step)))
-        scaler.scale(loss * torch.inf if step == 1 else loss).backward()
+        added = torch.inf if step == 1 else 0.0
+        hook = model.blocks[2].up.bias.register_hook(functools.partial(torch.add, added))
+        scaler.scale(loss).backward()
+        hook.remove()
         if step % 2 == 0:
             scaler.unscale_(optimizer)
             found.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3).item())
@@ -158,20 +163,33 @@ def scaled(model: Any, optimizer: Any, engine: Any = None) -> list[float]:
     return found
 
 
-def case_torchs_scaler_unscales_an_engines_gradients() -> None:
+def case_torchs_scalers_unscale_an_engines_gradients() -> None:
+    with_process_group()  # that of FSDP asks all ranks itself
     fused = functools.partial(adamw, fused=True)  # whose own steps unscale
-    for make_optimizer in (sgd, adamw, fused):
+    kinds = ((sgd, None), (sgd, ShardedGradScaler), (adamw, None), (fused, None))
+    for make_optimizer, kind in kinds:
         plain = make()
         expected = scaled(plain, make_optimizer(plain))
         for stage in STAGES:
             model = make()
             optimizer = make_optimizer(model)
             engine = shard(model, stage=stage, optimizer=optimizer)
-            assert_close(scaled(model, optimizer, engine), expected)
+            assert_close(scaled(model, optimizer, engine, kind), expected)
             if make_optimizer is sgd:
                 assert_values(model, plain)
             engine.destroy()
             assert getattr(optimizer, seam.TAKES_SCALE, False) is (make_optimizer is fused)
+
+
+def case_scalers_of_engines_that_scale_or_count_are_errors() -> None:
+    scaler = torch.amp.GradScaler(DEVICE.type)
+    given = {"accumulation_steps": 2}, {"dtype": torch.float16}
+    for options, text in zip(given, ("counts 2 micro-steps", "(loss) alone"), strict=True):
+        model = make()
+        optimizer = sgd(model)
+        shard(model, optimizer=optimizer, **options)
+        scaler.scale(loss_of(model, part_of(batch_of(0))).float()).backward()
+        refuses(text, scaler.step, optimizer)
 
 
 def case_norms_of_torchs_function_clip_no_engines_gradients() -> None:

@@ -1,7 +1,10 @@
 """What programs read of DeepSpeed's ZeRO optimizers: flat masters, states, groups, norm; and the
 `.grad` of parameters at stage 0, which they log, clip, replace and clear."""
 
+import json
+
 from deepspeed import utils
+from zerorun.agreement import texts_of_all
 
 from cases.compat import *
 
@@ -82,6 +85,20 @@ def case_states_can_be_gathered() -> None:
             assert_same(found[found != 0].sort()[0], values[values != 0].sort()[0])
         other.optimizer.optimizer.load_state_dict(copy.deepcopy(inner.state_dict()))
         assert_same(train(other, 2, first=2), train(engine, 2, first=2))
+
+
+def case_states_are_as_long_on_a_rank_that_has_no_elements() -> None:
+    for stage in STAGES:
+        model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 1, bias=False))
+        groups = [{"params": [p], "momentum": 0.9 * i} for i, p in enumerate(model.parameters())]
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        engine = begin(model=model, config=config(stage), optimizer=optimizer)[0]
+        engine.backward(engine(torch.ones(1, 2, device=DEVICE)).sum())
+        engine.step()
+        states = engine.optimizer.state_dict()["state"]
+        own = [[name, *value.shape] for index in states for name, value in states[index].items()]
+        assert len(set(texts_of_all(json.dumps(own), engine.communicator))) == 1, own
+        assert [name for name, _ in own] == ["momentum_buffer"], own
 
 
 def case_a_schedule_without_its_optimizer_is_deepspeeds_error() -> None:

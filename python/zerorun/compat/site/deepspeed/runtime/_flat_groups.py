@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ class FlatStates(ParameterStates):
 # --- a state dict that has them ---
 
 _PARTS = "parts"
+Sizes = dict[str, list[Any]]  # by state: how many elements, and their dtype
 
 
 def _numel(part: str) -> int:
@@ -81,39 +83,32 @@ class FlatStateDict:
 
     def __init__(self, shards: Any) -> None:
         self._shards = shards
-        own = [
-            {"": (sum(map(_numel, group)), "")}
-            | {name: (flat.numel(), str(flat.dtype)) for name, flat in self._joined(group).items()}
-            for group in self._groups()
-        ]
-        ranks = map(json.loads, texts_of_all(json.dumps(own), shards.communicator))
+        self.is_agreed = False
+        self._longest: list[Sizes] = []
+        if not shards.external:  # torch optimizers make their states in a step
+            self.agree()
+
+    def agree(self) -> None:
+        """From now on every rank has the states that some rank has now, as long as there.
+        Collective."""
+        own = json.dumps(list(map(self._sizes, self._groups())))
+        ranks = map(json.loads, texts_of_all(own, self._shards.communicator))
         self._longest = [
-            {name: max(r[name] for r in found if name in r) for name in set().union(*found)}
+            {name: max(r[name] for r in found if name in r) for name in sorted({*chain(*found)})}
             for found in zip(*ranks, strict=True)
         ]
+        self.is_agreed = True
 
     def get(self) -> dict[str, Any]:
         """``state`` and ``parts``."""
         groups = self._groups()
-        joined = [self._joined(group) for group in groups]
-        kinds = {name: flat.dtype for flats in joined for name, flat in flats.items()}
         steps = {} if self._shards.external else {"step": self._shards.core.step_count}
+        longest = self._longest or [{} for _ in groups]
         states = {
-            index: self._padded(self._longest[index], flats, kinds) | steps
-            for index, flats in enumerate(joined)
+            index: self._joined(group, self._sizes(group) | longest[index]) | steps
+            for index, group in enumerate(groups)
         }
         return {"state": states, _PARTS: list(map(self._rest, groups))}
-
-    def _padded(
-        self, longest: dict[str, Any], flats: dict[str, torch.Tensor], kinds: dict[str, torch.dtype]
-    ) -> dict[str, torch.Tensor]:
-        padded = {}
-        for name in sorted(flats or (longest.keys() | kinds) - {""}):  # gathered in this order
-            numel, dtype = longest.get(name, longest[""])  # a torch optimizer makes some later on
-            kind = kinds.get(name) or getattr(torch, dtype.removeprefix("torch."))
-            flat = flats.get(name, torch.empty(0, dtype=kind, device=self._shards.device))
-            padded[name] = nn.functional.pad(flat, (0, numel - flat.numel()))
-        return padded
 
     def _rest(self, group: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         return {
@@ -152,16 +147,29 @@ class FlatStateDict:
             groups[group_of[key.rpartition("[")[0]]][key] = states
         return groups
 
-    def _joined(self, group: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
-        values: dict[str, list[torch.Tensor]] = {}
+    def _sizes(self, group: dict[str, dict[str, Any]]) -> Sizes:
+        numels: Counter[str] = Counter()
+        dtypes: dict[str, str] = {}
         for key, part in group.items():
             for name, value in part.items():
                 if self._is_flat(key, value):
-                    values.setdefault(name, []).append(value)
-        return {  # some rest on the host
-            name: torch.cat([part.to(parts[0].device) for part in parts])
-            for name, parts in values.items()
-        }
+                    numels[name] += value.numel()
+                    dtypes[name] = str(value.dtype).removeprefix("torch.")
+        return {name: [numels[name], dtype] for name, dtype in dtypes.items()}
+
+    def _joined(self, group: dict[str, dict[str, Any]], sizes: Sizes) -> dict[str, torch.Tensor]:
+        joined = {}
+        for name in sorted(sizes):  # the order in which programs gather them
+            found = (p[name] for k, p in group.items() if name in p and self._is_flat(k, p[name]))
+            parts = list(found)
+            device = parts[0].device if parts else self._shards.device  # some rest on the host
+            numel, dtype = sizes[name]
+            joined[name] = torch.zeros(numel, dtype=getattr(torch, dtype), device=device)
+            begin = 0
+            for part in parts:
+                joined[name][begin : begin + part.numel()].copy_(part)
+                begin += part.numel()
+        return joined
 
     def _is_flat(self, key: str, value: Any) -> bool:
         """True for a state with an element for each of the parameter's, or codes of the core's."""

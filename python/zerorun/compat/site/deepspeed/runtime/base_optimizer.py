@@ -108,6 +108,17 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         super()._load_state_dict(state_dict)
         core = self.shards.core
         core.set_progress(core.step_count, core.skipped_steps, state_dict.get("loss_scaler"))
+        self.agree_on_states()
+
+    def agree_on_states(self) -> None:
+        """Every rank's state_dict() has the states that some rank has. Collective."""
+        self._flat_state_dict.agree()
+
+    def update(self) -> Any:
+        result = super().update()
+        if result.applied and not self._flat_state_dict.is_agreed:
+            self.agree_on_states()
+        return result
 
     # The name of the core's rule; for isinstance() of DeepSpeed's optimizer classes.
     fused_rule = property(attrgetter("shards.settings.optimizer.type"))

@@ -224,6 +224,15 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
                 write_scripts(save_dir)
         return True
 
+    @functools.wraps(EngineWithGradients.load_checkpoint)
+    def load_checkpoint(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        loaded = super().load_checkpoint(*args, **kwargs)
+        if isinstance(self.optimizer, optimizers.DeepSpeedOptimizer):
+            self.optimizer.agree_on_states()
+        return loaded
+
     def save_fp16_model(self, save_dir: str, save_filename: str = "pytorch_model.bin") -> bool:
         return self.save_16bit_model(save_dir, save_filename)
 
