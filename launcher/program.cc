@@ -13,18 +13,6 @@
 
 namespace zerorun {
 
-std::filesystem::path working_directory() {
-  std::error_code error;
-  std::filesystem::path directory = std::filesystem::current_path(error);
-  if (error) {
-    fail<ConfigError>(
-        "the working directory cannot be read: {}: change to one that exists (cd \"$PWD\" if "
-        "it was made anew)",
-        error.message());
-  }
-  return directory;
-}
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -148,6 +136,18 @@ std::vector<fs::path> package_folders(const fs::path& prefix) {
 }
 
 }  // namespace
+
+fs::path working_directory() {
+  std::error_code error;
+  fs::path directory = fs::current_path(error);
+  if (error) {
+    fail<ConfigError>(
+        "the working directory cannot be read: {}: change to one that exists (cd \"$PWD\" if "
+        "it was made anew)",
+        error.message());
+  }
+  return directory;
+}
 
 std::optional<fs::path> find_in_path(const std::string& name, std::string_view path) {
   while (!path.empty()) {

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 namespace zerorun {
@@ -30,5 +31,12 @@ class FileDescriptor {
  private:
   int fd_ = -1;
 };
+
+// What to do about an error whose cause is a limit of the process, to follow its text.
+inline const char* remedy_of_limit(int error) {
+  return error == EMFILE  ? ": raise the limit of open files (ulimit -n)"
+         : error == EFBIG ? ": raise the limit of a file's size (ulimit -f)"
+                          : "";
+}
 
 }  // namespace zerorun

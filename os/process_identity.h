@@ -30,6 +30,9 @@ bool is_running(const ProcessIdentity& process);
 
 std::string host_name();
 
+// True if this process was told to ignore the signal, as nohup does for SIGHUP.
+bool is_ignored(int signal);
+
 // Fields of /proc/PID/stat (proc(5)).
 struct ProcessStat {
   char state = '?';  // 'Z' and 'X': it has ended

@@ -47,11 +47,8 @@ std::shared_ptr<Segment> Segment::create(size_t nbytes) {
   FileDescriptor file(memfd_create("zerorun", MFD_CLOEXEC));
   if (!file || ftruncate(file.get(), static_cast<off_t>(nbytes)) != 0) {
     const int error = errno;
-    const char* remedy = error == EFBIG    ? ": raise the limit of a file's size (ulimit -f)"
-                         : error == EMFILE ? ": raise the limit of open files (ulimit -n)"
-                                           : "";
     fail<DeviceError>("cannot make {} of shared memory: {}{}", format_bytes(nbytes),
-                      std::strerror(error), remedy);
+                      std::strerror(error), remedy_of_limit(error));
   }
   struct stat status {};
   ZR_CHECK(fstat(file.get(), &status) == 0, "fstat of a new memfd: {}", error_text());

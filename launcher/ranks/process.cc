@@ -82,8 +82,7 @@ bool reap_children() {
 Pipe make_pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
-    fail<IoError>("cannot make a pipe: {}{}", std::strerror(errno),
-                  errno == EMFILE ? ": raise the limit of open files (ulimit -n)" : "");
+    fail<IoError>("cannot make a pipe: {}{}", std::strerror(errno), remedy_of_limit(errno));
   }
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
@@ -214,10 +213,7 @@ sigset_t supervised_signals() {
   for (int signal = 1; signal < SIGRTMIN; ++signal) {
     if (role_of(signal) != SignalRole::none) sigaddset(&signals, signal);
   }
-  struct sigaction hangup {};
-  if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN) {
-    sigdelset(&signals, SIGHUP);
-  }
+  if (is_ignored(SIGHUP)) sigdelset(&signals, SIGHUP);
   return signals;
 }
 

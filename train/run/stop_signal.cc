@@ -1,3 +1,4 @@
+#include "os/process_identity.h"
 #include "train/run/run.h"
 
 namespace zerorun::train {
@@ -19,10 +20,7 @@ StopSignal::StopSignal() {
   sigemptyset(&signals_);
   sigaddset(&signals_, SIGINT);
   sigaddset(&signals_, SIGTERM);
-  struct sigaction hangup {};
-  if (sigaction(SIGHUP, nullptr, &hangup) != 0 || hangup.sa_handler != SIG_IGN) {
-    sigaddset(&signals_, SIGHUP);
-  }
+  if (!is_ignored(SIGHUP)) sigaddset(&signals_, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals_, &previous_mask_);
   watcher_ = std::thread([this] { watch(); });
 }

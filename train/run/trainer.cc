@@ -221,8 +221,8 @@ Trainer::Outcome Trainer::step(int received) {
   // The ranks exchange the loss and received signals before the engine's step, because afterwards
   // this would wait for that step's gathers. When that step has waited for its gradient norm, this
   // is done, too.
-  std::array<float, 1 + kStopSignals.size()>
-      sums{};  // of the losses, and of ranks with each signal
+  // Of the losses, and of ranks with each signal.
+  std::array<float, 1 + kStopSignals.size()> sums{};
   for (size_t i = 0; i < kStopSignals.size(); ++i) {
     sums.at(1 + i) = received == kStopSignals.at(i) ? 1.0F : 0.0F;
   }

@@ -159,19 +159,17 @@ def case_what_a_killed_save_left_goes_a_day_later(folder: Path) -> None:
         f"rank{i}.pt" for i in range(WORLD_SIZE)
     ]
     engine.communicator.barrier()
-    for days, name in enumerate(
-        (
-            kept.name,
-            "optimizer_shards.young.0123456789abcdef",
-            "optimizer_shards.old.fedcba9876543210",
-        )
-    ):
-        if RANK == 0:
+    days_of = {
+        kept.name: 9.0,
+        "optimizer_shards.young.0123456789abcdef": 0.9,
+        "optimizer_shards.old.fedcba9876543210": 1.1,
+    }
+    if RANK == 0:
+        for name, days in days_of.items():
             (folder / name).mkdir(exist_ok=True)
             (folder / name / "unfinished").touch()
-            seconds = time.time() - (days or 9) * 80_000
+            seconds = time.time() - days * 24 * 3600
             os.utime(folder / name / "unfinished", (seconds, seconds))
-    if RANK == 0:
         (folder / "kept").rename(folder / "best")
     engine.communicator.barrier()
     engine.save_checkpoint(folder, "next")

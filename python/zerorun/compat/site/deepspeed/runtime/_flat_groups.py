@@ -83,10 +83,13 @@ class FlatStateDict:
 
     def __init__(self, shards: Any) -> None:
         self._shards = shards
-        self.is_agreed = False
         self._longest: list[Sizes] = []
         if not shards.external:  # torch optimizers make their states in a step
             self.agree()
+
+    @property
+    def is_agreed(self) -> bool:
+        return bool(self._longest)
 
     def agree(self) -> None:
         """From now on every rank has the states that some rank has now, as long as there.
@@ -97,7 +100,6 @@ class FlatStateDict:
             {name: max(r[name] for r in found if name in r) for name in sorted({*chain(*found)})}
             for found in zip(*ranks, strict=True)
         ]
-        self.is_agreed = True
 
     def get(self) -> dict[str, Any]:
         """``state`` and ``parts``."""
