@@ -42,6 +42,25 @@ ZR_NVML nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char* address, nvmlDevi
   return NVML_SUCCESS;
 }
 
+ZR_NVML nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* info) {
+  *info = {};
+  const auto number = static_cast<int>(reinterpret_cast<uintptr_t>(device)) - 1;
+  bus_address(number).copy(info->busId, sizeof info->busId - 1);
+  info->bus = static_cast<unsigned>(attribute_of(cudaDevAttrPciBusId, number));
+  info->pciDeviceId = 0x233010de;  // an H100
+  return NVML_SUCCESS;
+}
+
+ZR_NVML nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t /*device*/, unsigned* value) {
+  *value = 5;
+  return NVML_SUCCESS;
+}
+
+ZR_NVML nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t /*device*/, unsigned* value) {
+  *value = 16;
+  return NVML_SUCCESS;
+}
+
 ZR_NVML nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t /*device*/, int* major,
                                                         int* minor) {
   *major = attribute_of(cudaDevAttrComputeCapabilityMajor, 0);

@@ -156,8 +156,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function,
                                              unsigned /*version*/, unsigned long long /*flags*/,
                                              cudaDriverEntryPointQueryResult* found) {
   static const std::set<std::string> uncalled = {
-      "cuCtxCreate",    "cuCtxDestroy",     "cuCtxSetCurrent", "cuDeviceGetAttribute",
-      "cuGetErrorName", "cuGetErrorString", "cuLaunchKernel",  "cuMemGetAddressRange"};
+      "cuCtxCreate",      "cuCtxDestroy",   "cuCtxSetCurrent",     "cuGetErrorName",
+      "cuGetErrorString", "cuLaunchKernel", "cuMemGetAddressRange"};
   *function = function_of(name);
   if (uncalled.contains(name)) {
     *function = reinterpret_cast<void*>(+[] { return cudaErrorNotSupported; });
@@ -166,14 +166,37 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function,
   return cudaSuccess;
 }
 
+CUresult cuInit(unsigned /*flags*/) { return CUDA_SUCCESS; }
+
+CUresult cuDeviceGetCount(int* count) {
+  *count = device_count();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  *uuid = {};
+  uuid->bytes[0] = static_cast<char>(device + 1);
+  return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   *device = ordinal;
   return is_device(ordinal) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  *value = attribute_of(static_cast<cudaDeviceAttr>(attribute), device);  // the same numbers
+  return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
 // A context is its device's number, plus 1.
 CUresult cuCtxGetCurrent(CUcontext* context) {
   *context = reinterpret_cast<CUcontext>(static_cast<uintptr_t>(current_device() + 1));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetId(CUcontext /*context*/, unsigned long long* id) {
+  *id = static_cast<unsigned long long>(current_device() + 1);
   return CUDA_SUCCESS;
 }
 
