@@ -60,7 +60,9 @@ class CpuMask {
   if (request.standard_error >= 0) dup2(request.standard_error, STDERR_FILENO);
   if (request.kept_open >= 0) fcntl(request.kept_open, F_SETFD, 0);
   signal(SIGPIPE, SIG_DFL);
-  signal(SIGINT, SIG_DFL);  // a shell without job control starts background jobs with it ignored
+  // A shell without job control starts background jobs with the first two ignored, and whoever
+  // ignores the third lets the launcher end, which takes all three for a request.
+  for (const int stop : {SIGINT, SIGQUIT, SIGTERM}) signal(stop, SIG_DFL);
   sigprocmask(SIG_SETMASK, &request.signal_mask, nullptr);
   execve(command[0], command.data(), environment.data());
   const int error = errno;

@@ -136,6 +136,14 @@ std::vector<JobCase> stops() {
 
 INSTANTIATE_TEST_SUITE_P(BySignals, JobTest, ::testing::ValuesIn(stops()));
 
+INSTANTIATE_TEST_SUITE_P(
+    InTheBackground, JobTest,  // of a shell without job control
+    ::testing::ValuesIn(std::to_array<JobCase>(
+        {{"ranks get a signal that the shell ignores",
+          after({"env", "--ignore-signal=QUIT"},
+                shell_ranks(2, "trap 'echo saved; exit 0' QUIT; echo ready; sleep 1000 & wait")),
+          ended(128 + SIGQUIT, ::testing::_, "saved\nsaved\n"), 2, SIGQUIT}})));
+
 // Each rank has a child in its process group and a daemon in a session of its own, and says
 // "RANK PID" when both are there.
 const std::string kFamily = "sleep 1000 & (setsid sleep 1000 &); echo $RANK $$; wait";
