@@ -88,10 +88,14 @@ std::string note_of_cpu_ranks(const std::string& why, int ranks, int cpus) {
 std::vector<int> chosen_cpus(const std::string& core_list) {
   std::vector<int> allowed = allowed_cpus();
   if (core_list.empty()) return allowed;
-  std::vector<int> wanted = parse_cpu_list(core_list);
-  if (wanted.empty() || core_list.find_first_not_of("0123456789,-") != std::string::npos) {
+  for (const std::string_view part : split(core_list, ',')) {
+    if (!parse_cpu_list(part).empty() && std::ranges::count(part, '-') < 2 &&
+        part.find_first_not_of("0123456789-") == std::string_view::npos) {
+      continue;
+    }
     fail<ConfigError>("--bind_core_list '{}': expected numbers of CPUs, as in 0-3,8", core_list);
   }
+  std::vector<int> wanted = parse_cpu_list(core_list);
   for (const int cpu : wanted) {
     if (std::ranges::find(allowed, cpu) == allowed.end()) {
       fail<ConfigError>("--bind_core_list '{}': CPU {} is not one that this process may use ({})",

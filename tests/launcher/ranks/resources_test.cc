@@ -166,6 +166,9 @@ TEST(CpuList, WritesWhatItReadsUpToWhatIsNoList) {
   EXPECT_THAT(parse_cpu_list("-3"), IsEmpty());
   EXPECT_THAT(parse_cpu_list("0-99999999"), IsEmpty());
   EXPECT_THAT(parse_cpu_list("5-2,7"), ElementsAre(7));
+  for (const char* text : {"0,,0", "0,", "0-0-0", "0,99999999999"}) {  // nothing is left out
+    EXPECT_ERROR(look_at_this_host(Accelerator::cpu, false, text), "expected numbers of CPUs");
+  }
 }
 
 using Cpus = std::vector<int>;
