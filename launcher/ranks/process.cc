@@ -59,7 +59,7 @@ class CpuMask {
   if (request.standard_output >= 0) dup2(request.standard_output, STDOUT_FILENO);
   if (request.standard_error >= 0) dup2(request.standard_error, STDERR_FILENO);
   if (request.kept_open >= 0) fcntl(request.kept_open, F_SETFD, 0);
-  signal(SIGPIPE, SIG_DFL);
+  for (const int ignored : {SIGPIPE, SIGXFSZ}) signal(ignored, SIG_DFL);  // by the launcher
   // A shell without job control starts background jobs with the first two ignored, and whoever
   // ignores the third lets the launcher end, which takes all three for a request.
   for (const int stop : {SIGINT, SIGQUIT, SIGTERM}) signal(stop, SIG_DFL);

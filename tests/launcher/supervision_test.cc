@@ -50,6 +50,11 @@ INSTANTIATE_TEST_SUITE_P(
           ended(2, HasSubstr("likely cause: the program does not take --local_rank=N"))},
          {"noticed when the parent ignored its children",
           after({"env", "--ignore-signal=CHLD"}, shell_ranks(1, "exit 5")), ended(5)},
+         {"a limit of a file's size costs the log, and ends ranks as it does without a launcher",
+          after({"sh", "-c", "ulimit -f 1; exec \"$0\" \"$@\""},
+                shell_ranks(1, "head -c 9999 /dev/zero >&2; (yes > $SCRATCH/file); exit $?",
+                            {"--log_dir", "$SCRATCH"})),
+          ended(128 + SIGXFSZ, HasSubstr("cannot be written any more (File too large)"))},
          {"a recorded exception is part of the report",
           shell_ranks(1,
                       "echo '{\"message\": {\"message\": \"ValueError: nine\", \"extraInfo\": "
