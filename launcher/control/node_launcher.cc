@@ -19,6 +19,7 @@
 #include "launcher/hosts/remote_start.h"
 #include "launcher/program.h"
 #include "launcher/ranks/process.h"
+#include "os/open_file.h"
 #include "os/process_identity.h"
 #include "os/socket.h"
 #include "zerorun/version.h"

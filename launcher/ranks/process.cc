@@ -22,6 +22,7 @@
 #include "core/log.h"
 #include "core/parse_number.h"
 #include "launcher/ranks/report.h"
+#include "os/open_file.h"
 #include "os/process_identity.h"
 #include "os/uninterrupted.h"
 
@@ -87,15 +88,6 @@ Pipe make_pipe() {
     fail<IoError>("cannot make a pipe: {}{}", std::strerror(errno), remedy_of_limit(errno));
   }
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
-}
-
-void open_standard_streams() {
-  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    // The lowest free number is taken: exactly the missing one.
-    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) {
-      fail<IoError>("cannot open /dev/null: {}", std::strerror(errno));
-    }
-  }
 }
 
 std::vector<char*> exec_pointers(const std::vector<std::string>& strings) {
