@@ -138,6 +138,8 @@ TEST(Doctor, TextAndJsonSayTheSame) {
   EXPECT_THAT(doctor_text(checks),
               HasAll("good     port              1 is free\n", "PROBLEM  disk              full\n",
                      "-> another disk\n", "2 checks: 1 problems, 0 with advice"));
+  const std::vector<Check> not_utf8 = {{.name = "disk", .found = "caf\xe9: 1 GB/s"}};
+  EXPECT_EQ(nlohmann::json::parse(doctor_json(not_utf8))[0]["found"], "caf\ufffd: 1 GB/s");
   const auto json = nlohmann::json::parse(doctor_json(checks));
   ASSERT_EQ(json.size(), 2U);
   EXPECT_EQ(json[0]["state"], "good");
