@@ -18,6 +18,7 @@
 #include "launcher/program.h"
 #include "os/address.h"
 #include "os/open_file.h"
+#include "os/uninterrupted.h"
 #include "tools/doctor/doctor.h"
 
 namespace zerorun {
@@ -218,10 +219,11 @@ Check check_disk(const std::filesystem::path& folder, uint64_t nbytes) {
   const std::string block(kMiB, 'z');
   const auto begin = std::chrono::steady_clock::now();
   int error = file ? 0 : errno;
-  for (uint64_t done = 0; error == 0 && done < nbytes; done += block.size()) {
-    if (write(file.get(), block.data(), block.size()) != static_cast<ssize_t>(block.size())) {
-      error = errno;
-    }
+  for (uint64_t done = 0; error == 0 && done < nbytes;) {
+    const ssize_t count =
+        uninterrupted([&] { return write(file.get(), block.data(), block.size()); });
+    if (count < 0) error = errno;
+    done += static_cast<uint64_t>(std::max<ssize_t>(count, 0));
   }
   if (error == 0 && fdatasync(file.get()) != 0) error = errno;
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "os/socket.h"
+#include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 
 namespace zerorun {
@@ -112,6 +113,11 @@ TEST(Doctor, AFolderThatCannotBeWrittenIsAProblem) {
   EXPECT_TRUE(std::filesystem::is_empty(scratch.path()));
   expect(check_disk(scratch.path() / "absent", 1 << 20), State::problem, "No such file",
          "--folder");
+  {
+    const testing::FileSizeLimit limit(3 << 19);  // as of a disk, room for a part of a write
+    errno = ENOENT;
+    expect(check_disk(scratch.path(), 4 << 20), State::problem, "File too large", "--folder");
+  }
   expect(check_disk("/proc/self", 1 << 20), State::problem, "cannot write to /proc/self",
          "--folder");
 }
