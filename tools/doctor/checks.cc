@@ -179,7 +179,7 @@ Check check_exchange(const std::string& output, int code, bool in_time) {
       "exchange of 1 MB",
       in_time ? fmt::format("a job of two ranks ended with {}: {}", code, printable_lines(output))
               : "a job of two ranks did not end in time: " + printable_lines(output),
-      "the text is that of the job; ZERORUN_LOG or NCCL_DEBUG=INFO tell more, and with GPUs "
+      "the text is that of the job; NCCL_DEBUG=INFO tells more, and with GPUs "
       "CUDA_VISIBLE_DEVICES= (nothing) tells whether they are the cause");
 }
 
