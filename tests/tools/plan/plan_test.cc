@@ -104,6 +104,7 @@ TEST(PlanModel, TakesANumberOfParameters) {
   }
   EXPECT_ERROR_OF(ConfigError, plan_model("gpt3"),
                   "--model 'gpt3' (did you mean \"gpt2\"?): expected nano, mini");
+  EXPECT_ERROR_OF(ConfigError, plan_model(std::string(300, 'a')), "expected nano, mini");
 }
 
 TEST(Plan, BytesAreReadWithTheirUnit) {
