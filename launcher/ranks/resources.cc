@@ -44,13 +44,6 @@ std::vector<int> filter_slots(const RankRequest& request, const HostResources& h
   return kept;
 }
 
-// True if a filter names slots, not hosts alone.
-bool names_slots(std::string_view option, const std::string& text) {
-  const std::vector<HostFilter> filters = parse_host_filter(option, text);
-  return std::ranges::all_of(filters,
-                             [](const HostFilter& filter) { return !filter.slots.empty(); });
-}
-
 // The requested number of ranks, or nothing when the default is asked for (-1 is DeepSpeed's word
 // for it).
 std::optional<int> requested_count(const RankRequest& request, const HostResources& host,
@@ -64,7 +57,10 @@ std::vector<int> select_slots(const RankRequest& request, const HostResources& h
   const int devices = static_cast<int>(host.gpus.size());
   if (!request.include.empty() || !request.exclude.empty()) {
     // Without GPUs a slot is just a rank: any CPU can have one, and by default each NUMA node has.
-    const bool any_cpu = !request.include.empty() && names_slots("--include", request.include);
+    const bool any_cpu =
+        !request.include.empty() &&
+        std::ranges::all_of(parse_host_filter("--include", request.include),
+                            [](const HostFilter& filter) { return !filter.slots.empty(); });
     const int available = on_gpus ? devices : any_cpu ? host.cpus : host.numa_nodes;
     return filter_slots(request, host, available, on_gpus ? "GPU" : "CPU");
   }
