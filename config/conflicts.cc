@@ -167,6 +167,7 @@ void check_quantized_bits(const GivenKeys& keys, ConfigProblems& problems) {
 
 // The older forms of keys have other names; the engine checks the stage in their case.
 void check_stage(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
+  if (is_invalid(keys, "/zero_optimization/stage")) return;
   for (const KeyProblem& problem : stage_problems(config)) {
     const JsonNode* given = given_value(keys, problem.pointer);
     if (given == nullptr) continue;

@@ -237,7 +237,8 @@ void check_elasticity(const GivenKeys& keys, ConfigProblems& problems) {
                  "{}", text);
   };
   for (const char* name : {"/elasticity/max_train_batch_size", "/elasticity/micro_batch_sizes"}) {
-    if (given_value(keys, name) == nullptr) add(name, "missing; /elasticity/enabled needs it");
+    if (given_value(keys, name) != nullptr || is_invalid(keys, name)) continue;
+    add(name, "missing; /elasticity/enabled needs it");
   }
   const std::vector<int64_t>& sizes = section.micro_batch_sizes;
   if (sizes.empty()) {

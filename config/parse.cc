@@ -17,11 +17,6 @@ namespace zerorun {
 
 namespace {
 
-[[noreturn]] void fail_to_read(const std::string& path, int error) {
-  fail<ConfigError>("{}: cannot be read: {}; expected a JSON file, or the base64 text of one",
-                    printable(path), std::strerror(error));
-}
-
 std::vector<ConfigValue> list_values(const GivenKeys& keys, const Config& config) {
   std::vector<ConfigValue> values;
   for (const KeySpec* spec : key_table().keys()) {
@@ -99,7 +94,10 @@ ConfigText find_text(const std::string& path) {
   }
   std::optional<std::string> json = decode_base64url(path);
   if (json && json->starts_with(kByteOrderMark)) json->erase(0, kByteOrderMark.size());
-  if (!json || !json->starts_with('{')) fail_to_read(path, error);
+  if (!json || !json->starts_with('{')) {
+    fail<ConfigError>("{}: cannot be read: {}; expected a JSON file, or the base64 text of one",
+                      printable(path), std::strerror(error));
+  }
   return {std::move(*json), "<base64>"};
 }
 

@@ -28,6 +28,7 @@
 #include "launcher/ranks/supervisor.h"
 #include "launcher/words.h"
 #include "os/address.h"
+#include "os/open_file.h"
 #include "os/process_identity.h"
 
 namespace zerorun {

@@ -27,12 +27,12 @@ struct HostRequest {
   bool force_multi = false;               // use --launcher even if this is the only host
   bool standalone = false;                // this host alone, regardless of other options
   std::string master_addr{};
-  uint16_t master_port = 0;                // 0 = a free one
-  std::string backend{};                   // --rdzv_backend: static or c10d
-  std::string endpoint{};                  // --rdzv_endpoint: HOST[:PORT]
-  std::string run_id{};                    // --rdzv_id
-  std::string local_addr{};                // the address at which others reach this host
-  std::optional<double> join_timeout_s{};  // to wait for all launchers; nullopt: the default
+  uint16_t master_port = 0;             // 0 = a free one
+  std::string backend{};                // --rdzv_backend: static or c10d
+  std::string endpoint{};               // --rdzv_endpoint: HOST[:PORT]
+  std::string run_id{};                 // --rdzv_id
+  std::string local_addr{};             // the address at which others reach this host
+  std::optional<int> join_timeout_s{};  // to wait for all launchers; nullopt: the default
 };
 
 // How launchers on other hosts are started and communicate with this one.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 
 #include "core/check.h"
@@ -48,6 +49,15 @@ size_t read_at(int file, uint64_t offset, std::span<std::byte> bytes) {
 
 size_t write_at(int file, uint64_t offset, std::span<const std::byte> bytes) {
   return move_all(offset, bytes, [file](auto... place) { return ::pwrite(file, place...); });
+}
+
+void open_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // The lowest free number is taken: exactly the missing one.
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd) {
+      fail<IoError>("cannot open /dev/null: {}", std::strerror(errno));
+    }
+  }
 }
 
 void sync_folder(const std::filesystem::path& folder) {

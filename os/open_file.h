@@ -26,6 +26,10 @@ constexpr size_t align_direct(size_t nbytes) {
 size_t read_at(int file, uint64_t offset, std::span<std::byte> bytes);
 size_t write_at(int file, uint64_t offset, std::span<const std::byte> bytes);
 
+// Makes sure that standard input, output and error are open, so that no other file gets their
+// numbers.
+void open_standard_streams();
+
 // Makes changes of a folder's entries (files created, renamed or removed) survive a power failure.
 // Throws IoError.
 void sync_folder(const std::filesystem::path& folder);

@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -43,6 +44,7 @@ int run(const std::vector<std::string>& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // write() reports an error if a file may not grow
   try {
     const int code = run(std::vector<std::string>(argv + 1, argv + argc));
     // Buffered output is written only now.

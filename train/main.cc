@@ -12,6 +12,7 @@
 #include "comm/agreement.h"
 #include "core/log.h"
 #include "core/printable.h"
+#include "os/open_file.h"
 #include "train/run/run.h"
 #include "zerorun/zerorun.h"
 
@@ -118,6 +119,7 @@ int run_connected(const Parsed& parsed, const RankInfo& rank, StopSignal& stop) 
 
 int run_program(const std::vector<std::string>& arguments) {
   try {
+    open_standard_streams();        // so that no file of the run gets what is printed
     StopSignal stop;                // must exist before any other thread
     std::signal(SIGXFSZ, SIG_IGN);  // write() reports an error if a file may not grow
     const RankInfo rank = rank_from_environment();

@@ -278,6 +278,11 @@ const JsonNode* given_value(const GivenKeys& keys, std::string_view pointer) {
   return found == keys.end() ? nullptr : given_value(found->second);
 }
 
+bool is_invalid(const GivenKeys& keys, std::string_view pointer) {
+  const auto found = keys.find(pointer);
+  return found != keys.end() && !found->second.is_valid;
+}
+
 std::optional<std::string_view> type_for(const GivenKeys& keys, const KeySpec& spec) {
   if (spec.used_by.empty() && spec.type_fallbacks.empty()) return "";
   const KeySpec* type = key_table().find(fmt::format("{}/type", block_of(spec)));

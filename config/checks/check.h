@@ -35,6 +35,8 @@ GivenKeys check_keys(JsonNode& root, ConfigProblems& problems, std::vector<std::
 // Returns the value of a key if it is valid and neither "auto" nor null; else nullptr.
 const JsonNode* given_value(const GivenKey& key);
 const JsonNode* given_value(const GivenKeys& keys, std::string_view pointer);
+// True if the file has a value that is not valid for the key, which is reported already.
+bool is_invalid(const GivenKeys& keys, std::string_view pointer);
 
 // Returns the type of optimizer or scheduler to which a key belongs: "" if there is none, nullopt
 // if the file names a type that does not exist.

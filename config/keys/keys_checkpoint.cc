@@ -33,7 +33,7 @@ constexpr KeyBinding kDataStates{
           for (const JsonNode& child : value.children) {
             if (child.key != "host_cache_size") continue;
             constexpr double kMaxGib = 1 << 20;
-            const double gib = std::clamp(child.number, 0.0, kMaxGib);
+            const double gib = child.number > 0 ? std::min(child.number, kMaxGib) : 0.0;  // NaN: 0
             config.checkpoint.async_buffer_size = static_cast<int64_t>(gib * (1 << 30));
           }
         },

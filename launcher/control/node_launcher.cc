@@ -19,6 +19,7 @@
 #include "launcher/hosts/remote_start.h"
 #include "launcher/program.h"
 #include "launcher/ranks/process.h"
+#include "os/open_file.h"
 #include "os/process_identity.h"
 #include "os/socket.h"
 #include "zerorun/version.h"
@@ -29,7 +30,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The variables and the folder of the command that the user typed, for what is started here.
+// The variables of the command that the user typed, for what is started here.
 void take_over(const ControlMessage& job) {
   for (const std::string& entry : job.all("variable")) {
     const size_t equals = entry.find('=');
@@ -90,10 +91,8 @@ std::string program_text(const LaunchOptions& options) {
 }
 
 EndpointWait::Limit join_timeout(const LaunchOptions& options) {
-  constexpr double kDefault = 600;
-  const std::optional<double>& given = options.hosts.join_timeout_s;
-  const double seconds = std::max(1.0, given.value_or(kDefault));
-  return {std::chrono::seconds(static_cast<int64_t>(seconds)), given.has_value()};
+  const std::optional<int>& given = options.hosts.join_timeout_s;
+  return {std::chrono::seconds(given.value_or(600)), given.has_value()};
 }
 
 NodeLauncher::NodeLauncher(Introduction introduction, const FileDescriptor& guardian,

@@ -26,7 +26,7 @@ namespace {
 using Words = std::vector<std::string>;
 
 // The command line that a shell on another host runs. `pdsh` puts the host's place among its
-// targets for %n.
+// targets for %n, other texts for %h and %u, and % for %%.
 std::string node_script(const RemoteContext& context, int command, const std::string& index,
                         bool lifeline) {
   const NodeArguments arguments = {.endpoint_host = context.endpoint_host,
@@ -95,7 +95,14 @@ RemoteCommand pdsh_command(const Cluster& cluster, const RemoteContext& context,
   pdsh.variables["PDSH_SSH_ARGS_APPEND"] = ssh_arguments;
   append(pdsh.words, cluster.start_arguments);
   append(pdsh.words, {"-w", joined_hosts(cluster, nodes, name_for_pdsh)});
-  pdsh.words.push_back(in_plain_shell(node_script(context, 0, "%n", false)));
+  RemoteContext escaped = context;
+  for (std::string* text :
+       {&escaped.launcher, &escaped.directory, &escaped.venv_script, &escaped.endpoint_host}) {
+    for (size_t at = 0; (at = text->find('%', at)) != std::string::npos; at += 2) {
+      text->insert(at, 1, '%');
+    }
+  }
+  pdsh.words.push_back(in_plain_shell(node_script(escaped, 0, "%n", false)));
   return pdsh;
 }
 

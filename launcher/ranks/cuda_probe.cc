@@ -69,6 +69,7 @@ bool reap(pid_t child, steady_clock::time_point end, int& status) {
 
 ChildAnswer ask_child(const std::function<int(int out)>& answer, std::chrono::seconds patience) {
   Pipe pipe = make_pipe();
+  signal(SIGCHLD, SIG_DFL);  // a parent that ignores it would hide from us how the child ends
   const pid_t child = fork();
   if (child < 0) fail<IoError>("cannot start a process: {}", std::strerror(errno));
   // An exception ends the child here: its way on would lead through the launcher.

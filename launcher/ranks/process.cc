@@ -22,6 +22,7 @@
 #include "core/log.h"
 #include "core/parse_number.h"
 #include "launcher/ranks/report.h"
+#include "os/open_file.h"
 #include "os/process_identity.h"
 #include "os/uninterrupted.h"
 
@@ -59,8 +60,10 @@ class CpuMask {
   if (request.standard_output >= 0) dup2(request.standard_output, STDOUT_FILENO);
   if (request.standard_error >= 0) dup2(request.standard_error, STDERR_FILENO);
   if (request.kept_open >= 0) fcntl(request.kept_open, F_SETFD, 0);
-  signal(SIGPIPE, SIG_DFL);
-  signal(SIGINT, SIG_DFL);  // a shell without job control starts background jobs with it ignored
+  for (const int ignored : {SIGPIPE, SIGXFSZ}) signal(ignored, SIG_DFL);  // by the launcher
+  // A shell without job control starts background jobs with the first two ignored, and whoever
+  // ignores the third lets the launcher end, which takes all three for a request.
+  for (const int stop : {SIGINT, SIGQUIT, SIGTERM}) signal(stop, SIG_DFL);
   sigprocmask(SIG_SETMASK, &request.signal_mask, nullptr);
   execve(command[0], command.data(), environment.data());
   const int error = errno;
@@ -85,15 +88,6 @@ Pipe make_pipe() {
     fail<IoError>("cannot make a pipe: {}{}", std::strerror(errno), remedy_of_limit(errno));
   }
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
-}
-
-void open_standard_streams() {
-  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    // The lowest free number is taken: exactly the missing one.
-    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) {
-      fail<IoError>("cannot open /dev/null: {}", std::strerror(errno));
-    }
-  }
 }
 
 std::vector<char*> exec_pointers(const std::vector<std::string>& strings) {

@@ -22,9 +22,6 @@ struct Pipe {
 // Makes a pipe whose ends are closed on exec.
 Pipe make_pipe();
 
-// Makes sure that standard input, output and error are open, so that no pipe gets their numbers.
-void open_standard_streams();
-
 struct SpawnRequest {
   std::vector<std::string> command;  // command[0] is a path
   std::vector<std::string> environment;

@@ -44,13 +44,6 @@ std::vector<int> filter_slots(const RankRequest& request, const HostResources& h
   return kept;
 }
 
-// True if a filter names slots, not hosts alone.
-bool names_slots(std::string_view option, const std::string& text) {
-  const std::vector<HostFilter> filters = parse_host_filter(option, text);
-  return std::ranges::all_of(filters,
-                             [](const HostFilter& filter) { return !filter.slots.empty(); });
-}
-
 // The requested number of ranks, or nothing when the default is asked for (-1 is DeepSpeed's word
 // for it).
 std::optional<int> requested_count(const RankRequest& request, const HostResources& host,
@@ -64,7 +57,10 @@ std::vector<int> select_slots(const RankRequest& request, const HostResources& h
   const int devices = static_cast<int>(host.gpus.size());
   if (!request.include.empty() || !request.exclude.empty()) {
     // Without GPUs a slot is just a rank: any CPU can have one, and by default each NUMA node has.
-    const bool any_cpu = !request.include.empty() && names_slots("--include", request.include);
+    const bool any_cpu =
+        !request.include.empty() &&
+        std::ranges::all_of(parse_host_filter("--include", request.include),
+                            [](const HostFilter& filter) { return !filter.slots.empty(); });
     const int available = on_gpus ? devices : any_cpu ? host.cpus : host.numa_nodes;
     return filter_slots(request, host, available, on_gpus ? "GPU" : "CPU");
   }
@@ -88,10 +84,14 @@ std::string note_of_cpu_ranks(const std::string& why, int ranks, int cpus) {
 std::vector<int> chosen_cpus(const std::string& core_list) {
   std::vector<int> allowed = allowed_cpus();
   if (core_list.empty()) return allowed;
-  std::vector<int> wanted = parse_cpu_list(core_list);
-  if (wanted.empty() || core_list.find_first_not_of("0123456789,-") != std::string::npos) {
+  for (const std::string_view part : split(core_list, ',')) {
+    if (!parse_cpu_list(part).empty() && std::ranges::count(part, '-') < 2 &&
+        part.find_first_not_of("0123456789-") == std::string_view::npos) {
+      continue;
+    }
     fail<ConfigError>("--bind_core_list '{}': expected numbers of CPUs, as in 0-3,8", core_list);
   }
+  std::vector<int> wanted = parse_cpu_list(core_list);
   for (const int cpu : wanted) {
     if (std::ranges::find(allowed, cpu) == allowed.end()) {
       fail<ConfigError>("--bind_core_list '{}': CPU {} is not one that this process may use ({})",

@@ -69,7 +69,6 @@ inline constexpr uint32_t kMajorVersion = 1;
 inline constexpr const char* kExchange = "__dlpack_c_exchange_api__";
 inline constexpr const char* kExchangeCapsule = "dlpack_exchange_api";
 inline constexpr const char* kFresh = "dltensor";
-inline constexpr const char* kUsed = "used_dltensor";
 
 }  // namespace zerorun::dlpack
 

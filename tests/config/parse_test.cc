@@ -52,6 +52,9 @@ TEST(ParseConfig, PutsKeysIntoTheirMembers) {
   const CheckpointConfig saves = with("/datastates_ckpt", R"({"host_cache_size": 2})").checkpoint;
   EXPECT_EQ(std::pair(saves.async_save, saves.async_buffer_size),
             std::pair(true, int64_t{2} << 30));
+  const ParsedConfig not_a_number =
+      parse_config(R"({"datastates_ckpt": {"host_cache_size": NaN}})", "test.json");
+  EXPECT_EQ(not_a_number.config.checkpoint.async_buffer_size, 0);
 }
 
 TEST(ParseConfig, AnEmptyFileGivesTheDefaults) {

@@ -50,6 +50,11 @@ INSTANTIATE_TEST_SUITE_P(
           ended(2, HasSubstr("likely cause: the program does not take --local_rank=N"))},
          {"noticed when the parent ignored its children",
           after({"env", "--ignore-signal=CHLD"}, shell_ranks(1, "exit 5")), ended(5)},
+         {"a limit of a file's size costs the log, and ends ranks as it does without a launcher",
+          after({"sh", "-c", "ulimit -f 1; exec \"$0\" \"$@\""},
+                shell_ranks(1, "head -c 9999 /dev/zero >&2; (yes > $SCRATCH/file); exit $?",
+                            {"--log_dir", "$SCRATCH"})),
+          ended(128 + SIGXFSZ, HasSubstr("cannot be written any more (File too large)"))},
          {"a recorded exception is part of the report",
           shell_ranks(1,
                       "echo '{\"message\": {\"message\": \"ValueError: nine\", \"extraInfo\": "
@@ -135,6 +140,14 @@ std::vector<JobCase> stops() {
 }
 
 INSTANTIATE_TEST_SUITE_P(BySignals, JobTest, ::testing::ValuesIn(stops()));
+
+INSTANTIATE_TEST_SUITE_P(
+    InTheBackground, JobTest,  // of a shell without job control
+    ::testing::ValuesIn(std::to_array<JobCase>(
+        {{"ranks get a signal that the shell ignores",
+          after({"env", "--ignore-signal=QUIT"},
+                shell_ranks(2, "trap 'echo saved; exit 0' QUIT; echo ready; sleep 1000 & wait")),
+          ended(128 + SIGQUIT, ::testing::_, "saved\nsaved\n"), 2, SIGQUIT}})));
 
 // Each rank has a child in its process group and a daemon in a session of its own, and says
 // "RANK PID" when both are there.

@@ -135,6 +135,16 @@ def test_a_file_size_limit_is_an_error_and_not_a_death(tmp_path):
     assert {path.name for path in (tmp_path / "run").iterdir()} == {".train.lock", "config.json"}
 
 
+@pytest.mark.usefixtures("start_train")
+def test_without_standard_output_no_file_gets_its_text(tmp_path):
+    program = BUILD / "libexec" / "zerorun" / "train"
+    options = ("--data", "text", "--model", "model.json", "--steps", "1", "--save", "run")
+    result = ran(["sh", "-c", 'exec "$@" >&-', "sh", program, *options], cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert not [path for path in files if b"step 1/1" in path.read_bytes()]
+
+
 def check_trace(trace):
     """It is in Chrome's trace event format, as far as a viewer needs it.
 

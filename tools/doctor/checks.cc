@@ -18,6 +18,7 @@
 #include "launcher/program.h"
 #include "os/address.h"
 #include "os/open_file.h"
+#include "os/uninterrupted.h"
 #include "tools/doctor/doctor.h"
 
 namespace zerorun {
@@ -178,7 +179,7 @@ Check check_exchange(const std::string& output, int code, bool in_time) {
       "exchange of 1 MB",
       in_time ? fmt::format("a job of two ranks ended with {}: {}", code, printable_lines(output))
               : "a job of two ranks did not end in time: " + printable_lines(output),
-      "the text is that of the job; ZERORUN_LOG or NCCL_DEBUG=INFO tell more, and with GPUs "
+      "the text is that of the job; NCCL_DEBUG=INFO tells more, and with GPUs "
       "CUDA_VISIBLE_DEVICES= (nothing) tells whether they are the cause");
 }
 
@@ -218,10 +219,11 @@ Check check_disk(const std::filesystem::path& folder, uint64_t nbytes) {
   const std::string block(kMiB, 'z');
   const auto begin = std::chrono::steady_clock::now();
   int error = file ? 0 : errno;
-  for (uint64_t done = 0; error == 0 && done < nbytes; done += block.size()) {
-    if (write(file.get(), block.data(), block.size()) != static_cast<ssize_t>(block.size())) {
-      error = errno;
-    }
+  for (uint64_t done = 0; error == 0 && done < nbytes;) {
+    const ssize_t count =
+        uninterrupted([&] { return write(file.get(), block.data(), block.size()); });
+    if (count < 0) error = errno;
+    done += static_cast<uint64_t>(std::max<ssize_t>(count, 0));
   }
   if (error == 0 && fdatasync(file.get()) != 0) error = errno;
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;

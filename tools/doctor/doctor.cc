@@ -153,7 +153,7 @@ std::string doctor_json(const std::vector<Check>& checks) {
     list.push_back(
         {{"name", check.name}, {"state", state}, {"found", check.found}, {"change", check.change}});
   }
-  return list.dump(2);
+  return list.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 int run_doctor_rank() {

@@ -309,7 +309,8 @@ Json Planner::configuration(const Setting& setting, const std::string& nvme_path
   if (work_.micro_batch > 0 || activations_ > 0) {
     json["train_micro_batch_size_per_gpu"] = config_.batch.micro_batch_size;
     if (json.contains("train_batch_size")) json.erase("gradient_accumulation_steps");
-    if (const Json::json_pointer train("/zerorun/train"); json.contains(train)) {
+    if (const Json::json_pointer train("/zerorun/train");
+        json.contains(train) && json[train].is_object()) {
       json[train].erase("micro_batch");  // same setting
     }
   }

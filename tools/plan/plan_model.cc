@@ -277,8 +277,9 @@ PlanModel plan_model(const std::string& name, DType activations) {
     gpt->vocabulary = name.starts_with("gpt2") ? 50257 : 256;
     return model_of(shape_of(*gpt), name, activations);
   }
-  if (std::filesystem::exists(name)) {
-    if (!std::filesystem::is_regular_file(name)) {
+  std::error_code error;
+  if (std::filesystem::exists(name, error) || (error && error != std::errc::filename_too_long)) {
+    if (!error && !std::filesystem::is_regular_file(name)) {
       fail<ConfigError>("--model {}: expected a file, a Hugging Face config.json", name);
     }
     return model_of(read_hf_shape(name), name, activations);

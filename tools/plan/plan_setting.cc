@@ -82,7 +82,9 @@ void set_setting(Json& json, const Setting& setting, const std::string& nvme_pat
                             "zeropp_loco_param"}) {
       zero.erase(key);
     }
-    if (json.contains("zerorun")) json["zerorun"].erase("shard_group_size");
+    if (json.contains("zerorun") && json["zerorun"].is_object()) {
+      json["zerorun"].erase("shard_group_size");
+    }
   }
   set_device(zero, "offload_optimizer", setting.optimizer);
   set_device(zero, "offload_param", setting.param);

@@ -211,7 +211,9 @@ double flops_per_token(const GptConfig& config, int64_t seq_len) {
 
 HfConfig::HfConfig(const std::string& json_text, std::string source)
     : source_(std::move(source)),
-      json_(nlohmann::json::parse(json_text, nullptr, /*allow_exceptions=*/false)) {
+      json_(nlohmann::json::parse(  // dump() of what is nested deeper would run out of stack
+          json_text, [](int depth, auto, auto&) { return depth < 64; },
+          /*allow_exceptions=*/false)) {
   if (!json_.is_object()) {
     fail<ConfigError>("{}: expected a JSON object, the config.json of a Hugging Face model",
                       source_);

@@ -103,7 +103,7 @@ void Metrics::begin(int rank, int world_size, const OrderedJson& run) {
                             {"rank", rank},
                             {"world_size", world_size},
                             {"run", run}};
-  write_line(line.dump());
+  write_line(line);
 }
 
 void Metrics::write(const StepReport& report, const OrderedJson& more) {
@@ -138,15 +138,16 @@ void Metrics::write(const StepReport& report, const OrderedJson& more) {
       {"peak_rss_bytes", report.peak_rss_bytes},
   };
   if (!more.is_null()) line.update(more);
-  write_line(line.dump());
+  write_line(line);
 }
 
 void Metrics::finish(uint64_t param_hash) {
-  write_line(nlohmann::json{{"param_hash", fmt::format("{:016x}", param_hash)}}.dump());
+  write_line({{"param_hash", fmt::format("{:016x}", param_hash)}});
 }
 
-void Metrics::write_line(const std::string& line) {
-  file_ << line << std::endl;  // flushes, because a reader may follow the file
+void Metrics::write_line(const OrderedJson& line) {
+  // Paths may be no UTF-8. endl flushes, because a reader may follow the file.
+  file_ << line.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) << std::endl;
   if (!file_) fail<IoError>("cannot write the metrics file {}: is the disk full?", path_);
 }
 

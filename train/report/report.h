@@ -101,7 +101,7 @@ class Metrics {
   void finish(uint64_t param_hash);
 
  private:
-  void write_line(const std::string& line);
+  void write_line(const nlohmann::ordered_json& line);
 
   std::string path_;
   std::ofstream file_;

@@ -207,7 +207,7 @@ std::string GradientInspector::report(Stream& stream) {
     std::copy_n(name.begin(), std::min(name.size(), kMaxName), letters.begin());
   }
   agreement.reduce(details, ReduceOp::max, kLabel);
-  agreement.reduce(letters, ReduceOp::max, kLabel);
+  agreement.reduce(letters, ReduceOp::sum, kLabel);
   first_.reset();
   if (lowest == kNobody) {
     return fmt::format("the gradient of each rank is finite, but not their sum in {}",

@@ -88,6 +88,12 @@ TEST(Problems, ValuesSayWhatWasExpected) {
              "true or false in lower case, without quotes"}}) {
     expect_problem(text, message);
   }
+  for (
+      const char* once :
+      {R"({"zero_optimization": {"stage": "3", "offload_param": {"device": "cpu"}}})",
+       R"({"elasticity": {"enabled": true, "max_train_batch_size": 0, "micro_batch_sizes": 1}})"}) {
+    EXPECT_THAT(problems_of(once), Not(ContainsRegex("missing|needs /zero"))) << once;
+  }
   for (const char* betas :
        {"[0.9]", "[0.9, 1.0]", "[-0.1, 0.9]", "[0.9, 0.9999999999]", R"(["0.9", 0.9])", "0.9"}) {
     expect_problem(fmt::format(R"({{"optimizer": {{"params": {{"betas": {}}}}}}})", betas),

@@ -209,6 +209,10 @@ TEST(RemoteStart, OneCommandOfASchedulerStartsAll) {
   EXPECT_THAT(command_of(RemoteStart::openmpi, "openmpi free").words, Contains("b,c"));
   EXPECT_THAT(command_of(RemoteStart::pdsh, "%n free").variables.at("PDSH_SSH_ARGS_APPEND"),
               HasSubstr("-p 2222"));
+  RemoteContext context = kContext;
+  context.directory = "/data/50%users";  // pdsh puts the user's name in the place of %u
+  EXPECT_THAT(remote_commands(three_hosts(RemoteStart::pdsh), context)[0].words.back(),
+              HasSubstr("cd /data/50%%users || exit"));
 }
 
 TEST(RemoteStart, AHostsUserLogsIn) {

@@ -1,5 +1,9 @@
 #include "launcher/ranks/resources.h"
 
+#include <sys/wait.h>
+
+#include <csignal>
+
 #include "launcher/ranks/cpus.h"
 #include "tests/common.h"
 
@@ -162,6 +166,9 @@ TEST(CpuList, WritesWhatItReadsUpToWhatIsNoList) {
   EXPECT_THAT(parse_cpu_list("-3"), IsEmpty());
   EXPECT_THAT(parse_cpu_list("0-99999999"), IsEmpty());
   EXPECT_THAT(parse_cpu_list("5-2,7"), ElementsAre(7));
+  for (const char* text : {"0,,0", "0,", "0-0-0", "0,99999999999"}) {  // nothing is left out
+    EXPECT_ERROR(look_at_this_host(Accelerator::cpu, false, text), "expected numbers of CPUs");
+  }
 }
 
 using Cpus = std::vector<int>;
@@ -275,6 +282,12 @@ TEST(GpuNodes, AreThoseOfTheAddressesInTheirOrderOrOfTheUuidIfAnythingDescribesT
   gpus = {"1", "0", "2", "3", "GPU-bbbb-1", "GPU-bb", "MIG-x"};
   EXPECT_THAT(gpu_nodes(gpus, root.path()),
               ElementsAre(1, 0, std::nullopt, std::nullopt, 1, 1, std::nullopt));
+}
+
+TEST(ChildAnswer, HasTheStatusAlsoIfTheParentIgnoredItsChildren) {
+  signal(SIGCHLD, SIG_IGN);
+  const ChildAnswer answer = ask_child([](int /*out*/) { return 7; }, std::chrono::seconds(10));
+  EXPECT_EQ(WEXITSTATUS(answer.status), 7);
 }
 
 }  // namespace

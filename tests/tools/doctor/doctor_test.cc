@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "os/socket.h"
+#include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 
 namespace zerorun {
@@ -112,6 +113,11 @@ TEST(Doctor, AFolderThatCannotBeWrittenIsAProblem) {
   EXPECT_TRUE(std::filesystem::is_empty(scratch.path()));
   expect(check_disk(scratch.path() / "absent", 1 << 20), State::problem, "No such file",
          "--folder");
+  {
+    const testing::FileSizeLimit limit(3 << 19);  // as of a disk, room for a part of a write
+    errno = ENOENT;
+    expect(check_disk(scratch.path(), 4 << 20), State::problem, "File too large", "--folder");
+  }
   expect(check_disk("/proc/self", 1 << 20), State::problem, "cannot write to /proc/self",
          "--folder");
 }
@@ -138,6 +144,8 @@ TEST(Doctor, TextAndJsonSayTheSame) {
   EXPECT_THAT(doctor_text(checks),
               HasAll("good     port              1 is free\n", "PROBLEM  disk              full\n",
                      "-> another disk\n", "2 checks: 1 problems, 0 with advice"));
+  const std::vector<Check> not_utf8 = {{.name = "disk", .found = "caf\xe9: 1 GB/s"}};
+  EXPECT_EQ(nlohmann::json::parse(doctor_json(not_utf8))[0]["found"], "caf\ufffd: 1 GB/s");
   const auto json = nlohmann::json::parse(doctor_json(checks));
   ASSERT_EQ(json.size(), 2U);
   EXPECT_EQ(json[0]["state"], "good");

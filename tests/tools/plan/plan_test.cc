@@ -104,6 +104,7 @@ TEST(PlanModel, TakesANumberOfParameters) {
   }
   EXPECT_ERROR_OF(ConfigError, plan_model("gpt3"),
                   "--model 'gpt3' (did you mean \"gpt2\"?): expected nano, mini");
+  EXPECT_ERROR_OF(ConfigError, plan_model(std::string(300, 'a')), "expected nano, mini");
 }
 
 TEST(Plan, BytesAreReadWithTheirUnit) {
@@ -245,6 +246,12 @@ TEST(Plan, FitWritesWhatItsDecisionRestsOnAndKeepsTheUsersSettings) {
       plan_report({.config = options.config, .model = "gpt2", .world_size = 2});
   EXPECT_EQ(alone, plan_report(options));
   EXPECT_THAT(alone, ContainsRegex("activations +[0-9.]+ [MG]iB"));
+  folder.write("ds.json", R"({"train_batch_size": 8, "zerorun": {"train": null}})");
+  EXPECT_NO_THROW(plan_report({.config = folder.path("ds.json"),
+                               .model = "gpt2",
+                               .device_memory = "8GB",
+                               .micro_batch = 1,
+                               .fit = folder.path("fit.json")}));
 }
 
 TEST(Plan, CountsTheMicroBatchOfTheTrainProgramWhereNoneIsGivenAndNoMoreRanksThanThereAre) {

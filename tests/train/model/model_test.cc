@@ -207,6 +207,8 @@ TEST(GptConfigTest, ErrorsNameTheKey) {
            {shape_with(R"(, "n_embd": 99999999999)"), "/n_embd"},
            {shape_with(R"(, "n_embd": 100)"),
             "/n_head is 12: expected a divisor of the width, 100"},
+           {shape_with(R"(, "n_layer": )" + std::string(400000, '[') + std::string(400000, ']')),
+            "/n_layer is [[["},
            {shape_with(R"(, "n_head": null)"), "/n_head is null"}}) {
     EXPECT_ERROR(gpt_config(HfConfig(json, "m.json")), message) << json;
   }

@@ -62,7 +62,7 @@ TEST(MetricsTest, OneObjectAStepAndTheHashAtTheEnd) {
     report.lr = 3e-3F;
     report.grad_norm = std::numeric_limits<double>::infinity();
     report.skipped = true;
-    metrics.begin(1, 2, {{"parameters", 7}});
+    metrics.begin(1, 2, {{"parameters", 7}, {"data", "caf\xe9"}});
     metrics.write(report, {{"memory", {{"optimizer", 8}}}});
     metrics.finish(0xabcU);
   }
@@ -74,9 +74,8 @@ TEST(MetricsTest, OneObjectAStepAndTheHashAtTheEnd) {
     lines.push_back(nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false));
   }
   ASSERT_EQ(lines.size(), 5U);
-  EXPECT_EQ(lines[0],
-            nlohmann::json::parse(
-                R"({"zerorun_metrics": 1, "rank": 1, "world_size": 2, "run": {"parameters": 7}})"));
+  EXPECT_EQ(lines[0], nlohmann::json::parse(R"({"zerorun_metrics": 1, "rank": 1, "world_size": 2,
+                                                "run": {"parameters": 7, "data": "caf\ufffd"}})"));
   std::set<std::string> keys;
   for (const auto& item : lines[1].items()) keys.insert(item.key());
   EXPECT_EQ(fmt::format("{}", fmt::join(keys, " ")),
