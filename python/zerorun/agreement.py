@@ -31,7 +31,7 @@ def all_or_none(communicator: _C.Communicator, operation: str) -> Iterator[None]
 
 def _agree(communicator: _C.Communicator, error: Exception | None, operation: str) -> None:
     rank, world_size = communicator.rank, communicator.world_size
-    first = torch.tensor([world_size if error is None else rank])
+    first = torch.tensor([world_size if error is None else rank], device="cpu")
     try:
         communicator.all_reduce(first, "min", f"{operation}: agree")
     except _C.Error:
@@ -44,8 +44,8 @@ def _agree(communicator: _C.Communicator, error: Exception | None, operation: st
     job = _C.rank_from_environment()  # of which the communicator may be a group
     own = job.rank if job.world_size > world_size else rank
     text = f"{own} {type(error).__name__} {error}".encode()[:_MESSAGE_NBYTES]
-    message = torch.zeros(_MESSAGE_NBYTES, dtype=torch.uint8)
-    message[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    message = torch.zeros(_MESSAGE_NBYTES, dtype=torch.uint8, device="cpu")
+    message[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
     communicator.broadcast(message, source, f"{operation}: error")
     if error is not None:
         raise error
@@ -81,11 +81,11 @@ def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def text_of_rank_zero(text: str, communicator: _C.Communicator, label: str) -> str:
     """Rank 0's text on every rank. Collective."""
     own = text.encode()
-    length = torch.tensor([len(own)])
+    length = torch.tensor([len(own)], device="cpu")
     share(length, communicator, f"length of the {label}")
-    data = torch.zeros(int(length.item()), dtype=torch.uint8)
+    data = torch.zeros(int(length.item()), dtype=torch.uint8, device="cpu")
     if communicator.rank == 0:
-        data = torch.tensor(list(own), dtype=torch.uint8)
+        data = torch.tensor(list(own), dtype=torch.uint8, device="cpu")
     share(data, communicator, label)
     return bytes(data.tolist()).decode()
 
@@ -98,10 +98,10 @@ def texts_of_all(text: str, communicator: _C.Communicator) -> list[str]:
 def bytes_of_all(data: bytes, communicator: _C.Communicator, what: str) -> list[bytes]:
     """The same of bytes. `what`: they are, for the labels of collectives."""
     own = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
-    sizes = torch.empty(communicator.world_size, dtype=torch.int64)
-    communicator.all_gather(torch.tensor([len(data)]), sizes, f"sizes of {what}")
+    sizes = torch.empty(communicator.world_size, dtype=torch.int64, device="cpu")
+    communicator.all_gather(torch.tensor([len(data)], device="cpu"), sizes, f"sizes of {what}")
     largest = max(1, int(sizes.max().item()))
-    rows = torch.empty(largest * communicator.world_size, dtype=torch.uint8)
+    rows = torch.empty(largest * communicator.world_size, dtype=torch.uint8, device="cpu")
     communicator.all_gather(torch.cat([own, own.new_zeros(largest - own.numel())]), rows, what)
     pairs = zip(rows.view(-1, largest), sizes.tolist(), strict=True)
     return [ctypes.string_at(row.data_ptr(), size) for row, size in pairs]  # without NumPy, too

@@ -232,7 +232,7 @@ def _decode_tensor(content: Any) -> torch.Tensor:
     if not isinstance(kind, torch.dtype):
         raise TypeError(f"torch.{dtype} is no dtype")
     if not data:
-        return torch.empty(0, dtype=kind).reshape(shape)
+        return torch.empty(0, dtype=kind, device="cpu").reshape(shape)
     return torch.frombuffer(bytearray(_data(data)), dtype=kind).reshape(shape)
 
 

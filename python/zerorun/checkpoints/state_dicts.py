@@ -174,12 +174,16 @@ def get_optimizer(
 def _states_of(shards: Shards, parameter: nn.Parameter, form: _Form) -> dict[str, Any]:
     """Collective."""
     access = StateAccess(shards)
-    states: dict[str, Any] = {STEP: torch.tensor(float(shards.core.step_count))}
+    states: dict[str, Any] = {STEP: _fp32(shards.core.step_count)}
     for name, stored in stored_names_of(shards, parameter).items():
         values = access.get_full(parameter, stored)
         if form.is_kept and values is not None:
             states[name] = form.of(values)
     return states
+
+
+def _fp32(number: float) -> torch.Tensor:
+    return torch.tensor(float(number), dtype=torch.float32, device="cpu")
 
 
 def stored_names_of(shards: Shards, parameter: nn.Parameter) -> dict[str, str]:
@@ -346,7 +350,7 @@ def load_optimizer(
     names = names_of(module, without_engine(model))
     nested = state if STATE in state else _nested(state, optimizers[0], names)
     values = {
-        f"{name}.{key}": value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+        f"{name}.{key}": value if isinstance(value, torch.Tensor) else _fp32(value)
         for name, states in nested.get(STATE, {}).items()
         for key, value in states.items()
     }

@@ -248,7 +248,8 @@ def _hash_of(values: torch.Tensor) -> bytes:
 def _factors(device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(20261127)
     limits = torch.iinfo(torch.int64)
-    return torch.randint(limits.min, limits.max, (_SLICE,), generator=generator).to(device) | 1
+    made = torch.randint(limits.min, limits.max, (_SLICE,), generator=generator, device="cpu")
+    return made.to(device) | 1
 
 
 def _fault(argument: str, got: Any, expected: str) -> _C.ConfigError:

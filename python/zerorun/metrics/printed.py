@@ -195,8 +195,8 @@ class CollectiveTable:
         found: dict[str, dict[int, dict[str, Any]]] = {}
         for op, sizes in sorted(self.timed.items()):
             for nbytes, timed in sorted(sizes.items()):
-                own = torch.tensor(timed.latencies_ms, dtype=torch.float32)
-                length = torch.tensor([own.numel()])
+                own = torch.tensor(timed.latencies_ms, dtype=torch.float32, device="cpu")
+                length = torch.tensor([own.numel()], device="cpu")
                 self._communicator.all_reduce(length, "min", "log_summary: length")
                 own = own[: int(length.item())]
                 least = own.clone()

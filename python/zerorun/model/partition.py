@@ -293,7 +293,7 @@ class Partition(Uncopied):
 
     def on_any_rank(self, flag: bool, what: str) -> bool:
         """True if `flag` is on a rank that has the parameter. Collective."""
-        found = torch.tensor([int(flag)])
+        found = torch.tensor([int(flag)], device="cpu")
         self._communicator.all_reduce(found, "max", what)
         return bool(found.item())
 

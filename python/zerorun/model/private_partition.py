@@ -299,7 +299,7 @@ class _Unread(PrivatePartition):
     @property
     def _shard(self) -> torch.Tensor:
         if self._kept is None:
-            self._kept = torch.zeros(self._shard_numel, dtype=self._empty.dtype)
+            self._kept = torch.zeros(self._shard_numel, dtype=self._empty.dtype, device="cpu")
             for begin, piece in self._read():
                 self._write_own(self._kept, begin, piece)
             self.parameter.ds_tensor = self._kept.as_subclass(OwnPart)
@@ -313,7 +313,8 @@ class _Unread(PrivatePartition):
             value = self._source.read(self._name, self.shape)
             values = None if value is None else value.detach().contiguous().view(-1)
         itemsize = self._empty.element_size()
-        memory = torch.empty(min(self.numel, PIECE // itemsize), dtype=self._empty.dtype)
+        numel = min(self.numel, PIECE // itemsize)
+        memory = torch.empty(numel, dtype=self._empty.dtype, device="cpu")
         for begin, end in pieces_of(self.numel, itemsize):
             piece = memory[: end - begin]
             if values is not None:

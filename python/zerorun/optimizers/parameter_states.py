@@ -167,7 +167,9 @@ class FullStates:
             (
                 parameter,
                 name,
-                states[index][name] if states.get(index) else torch.zeros(()).expand(shape),
+                states[index][name]
+                if states.get(index)
+                else torch.zeros((), device="cpu").expand(shape),
             )
             for parameter, index in self._trained()
             for shape in (layout.shapes[parameter],)
@@ -212,7 +214,7 @@ def take_states(shards: Shards, optimizer: torch.optim.Optimizer) -> None:
         for parameter in layout.group_of
         if layout.is_trainable(parameter) and (state := optimizer.state.get(parameter))
     }
-    count = torch.tensor([len(given), -len(given)])
+    count = torch.tensor([len(given), -len(given)], device="cpu")
     shards.communicator.all_reduce(count, "min", "states that the optimizer has")
     if count[0] != -count[1]:
         raise _C.ConfigError(
@@ -319,7 +321,7 @@ class ShardStates:
                 steps = max(steps, given[_STEP])
         core.refresh_from_masters()
         if self._shards.torch_states is None:
-            made = torch.tensor([steps])  # 0 on a rank that stores nothing
+            made = torch.tensor([steps], device="cpu")  # 0 on a rank that stores nothing
             self._shards.communicator.all_reduce(made, "max", "steps of load_state_dict")
             core.set_progress(int(made), core.skipped_steps)
 

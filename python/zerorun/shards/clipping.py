@@ -160,7 +160,7 @@ def _unscale(
         return False
     access = StateAccess(shards)
     finite = [part.isfinite().all().to(shards.device) for part in access.owned_gradients(own)]
-    found = torch.tensor([float(bool(finite) and not torch.stack(finite).all())])
+    found = torch.tensor([int(bool(finite) and not torch.stack(finite).all())], device="cpu")
     shards.ranks.job.all_reduce(found, "max", "GradScaler")
     found_inf.fill_(found.item())
     access.scale_gradients(own, inv_scale.item())
@@ -218,7 +218,7 @@ def _clip_in(shards: Shards, parameters: list[nn.Parameter], clip: _Clip) -> tor
         for part in access.owned_gradients(parameters)
     ]
     ranks = shards.communicator
-    all_norms = torch.zeros(ranks.world_size)
+    all_norms = torch.zeros(ranks.world_size, dtype=torch.float32, device="cpu")
     if norms:
         all_norms[ranks.rank] = torch.linalg.vector_norm(torch.stack(norms), clip.norm_type)
     ranks.all_reduce(all_norms, "sum", "clip_grad_norm_")

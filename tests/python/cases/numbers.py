@@ -3,6 +3,7 @@ values in 8 bits."""
 
 from cases.checkpoints import Normalised, engine_at
 from cases.models import *
+from zerorun.optimizers.optimizer import compare_rates
 
 FP16 = {"fp16": {"enabled": True, "loss_scale": 128}}
 
@@ -247,3 +248,28 @@ def case_buffers_that_are_views_are_shared_saved_and_loaded(folder: Path) -> Non
     engines[1].load_checkpoint(folder)
     assert torch.equal(engines[1].module.rows, rows)
     assert torch.equal(engines[1].module.conjugate, conjugate)
+
+
+def case_the_programs_default_dtype_and_device_are_not_the_engines(folder: Path) -> None:
+    found = set()
+    for dtype, device in ((torch.float32, "cpu"), (torch.bfloat16, "meta"), (torch.float64, "meta")):
+        models, tokens = [make(), make()], part_of(batch_of(0))
+        given = sgd(models[0]), adamw(models[1])
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(device)
+        try:
+            for model, optimizer in zip(models, given, strict=True):
+                engine = shard(model, optimizer=optimizer, stage=2)
+                loss_of(model, tokens).backward()
+                norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1).item()
+                optimizer.step()
+                compare_rates(optimizer.param_groups, engine.communicator)
+                engine.save_checkpoint(folder)
+                engine.load_checkpoint(folder)
+                next(engine.stream_parameters(changed_since=0))
+                engine.measure_peak()
+                found.add((norm, engine._core.parameter_hash()))
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
+    assert len(found) == 2
