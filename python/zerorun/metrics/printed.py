@@ -2,6 +2,7 @@
 form, and the table of collectives (`comms_logger`)."""
 
 import datetime
+import itertools
 import logging
 import math
 import sys
@@ -128,6 +129,9 @@ def size_text(nbytes: int) -> str:
     return ""
 
 
+_numbers = itertools.count()
+
+
 class CollectiveTable:
     """An engine's collectives since it was made; a listener of its steps.
 
@@ -148,7 +152,7 @@ class CollectiveTable:
         self._figures, self._communicator = figures, communicator
         self._ops, self._verbose, self._debug = ops, verbose, debug
         figures.record_collectives()
-        STATE.tables.add(self)
+        STATE.tables[next(_numbers)] = self
 
     def __call__(self, _metrics: dict[str, Any]) -> None:
         self.take()
@@ -260,7 +264,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
         )
     result: dict[str, Any] = {"summary": {}, "straggler_analysis": None}
     communicator = None
-    for table in list(STATE.tables):
+    for table in list(STATE.tables.values()):
         communicator = table._communicator
         table.take()
         summary = table.summary()
