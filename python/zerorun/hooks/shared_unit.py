@@ -281,7 +281,10 @@ def _reads_unnoticed(module: nn.Module) -> bool:
 
 # --- parameters that a module uses in its forward but does not own ---
 
-_registered: weakref.WeakKeyDictionary[nn.Module, list[nn.Parameter]] = weakref.WeakKeyDictionary()
+# An engine's parameters know their model, which a module of it would keep alive in here.
+_registered: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Parameter]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
@@ -299,8 +302,8 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
             "module and a parameter"
         )
     known = _registered.setdefault(module, [])
-    if not any(p is parameter for p in known):
-        known.append(parameter)
+    if not any(found() is parameter for found in known):
+        known.append(weakref.ref(parameter))
     partition = partition_of(parameter)
     if partition is not None:
         partition.watch(module)
@@ -309,7 +312,7 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
     """Undoes :func:`register_external_parameter`."""
     known = _registered.get(module, [])
-    known[:] = [p for p in known if p is not parameter]
+    known[:] = [found for found in known if found() is not parameter]
 
 
 # A plain dictionary, looked at before each call of a module.
@@ -318,6 +321,5 @@ registered: dict[Any, Any] = _registered.data  # type: ignore[attr-defined]
 
 def external_parameters(module: nn.Module) -> list[nn.Parameter]:
     """The registered ones that an engine shards."""
-    known = _registered.get(module, ())
-    found = [(p, partition_of(p)) for p in known]
-    return [p for p, partition in found if partition is not None and partition.in_engine]
+    found = (partition_of(parameter()) for parameter in _registered.get(module, ()))
+    return [each.parameter for each in found if each is not None and each.in_engine]
