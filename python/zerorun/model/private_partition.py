@@ -343,13 +343,18 @@ def _like(meta: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
     return parameter
 
 
+def _unset(dtype: torch.dtype) -> int:
+    """What programs write least: no zero, where there are no numbers below it."""
+    return torch.iinfo(dtype).min or torch.iinfo(dtype).max
+
+
 def _unset_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Memory in which a value that was never written shows."""
     values = torch.empty_like(meta, device=device)
     if meta.is_floating_point() or meta.is_complex():
         values.fill_(torch.nan)
     elif meta.dtype != torch.bool:
-        values.fill_(torch.iinfo(meta.dtype).min)
+        values.fill_(_unset(meta.dtype))
     return _like(meta, values) if isinstance(meta, nn.Parameter) else values
 
 
@@ -358,7 +363,7 @@ def _is_unset(tensor: torch.Tensor) -> bool:
         return bool(tensor.isnan().any())
     if tensor.dtype == torch.bool:
         return False
-    unset = tensor == torch.iinfo(tensor.dtype).min
+    unset = tensor == _unset(tensor.dtype)
     # A byte may have any value.
     return bool(unset.all() if tensor.element_size() == 1 else unset.any())
 
