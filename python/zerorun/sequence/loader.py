@@ -153,9 +153,11 @@ def _outline(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _problem(batch: Any, size: int) -> str | None:
     """Why a batch cannot be split into `size` parts; None if it can."""
-    if not isinstance(batch, Mapping) or "input_ids" not in batch:
-        return f"got a batch of {type(batch).__name__}, expected a dictionary with input_ids"
-    batches, tokens = batch["input_ids"].shape[:2]
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else batch
+    if ids is batch or not isinstance(ids, torch.Tensor) or ids.dim() < 2:
+        found = f"shape {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
+        return f"got {found}, expected a dictionary with input_ids, a tensor [batch, tokens]"
+    batches, tokens = ids.shape[:2]
     if tokens % size != 0:
         return (
             f"{tokens} tokens cannot be cut into {size} equal parts: pad to a multiple of {size} "
