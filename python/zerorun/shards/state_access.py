@@ -44,9 +44,9 @@ class StateAccess:
     def set_full(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
         self._shards.take_replaced_states()
         shape = self._shards.layout.shapes[parameter]
-        value = local_of(self._tensor(parameter, name, value))
         parts = self._parts_to_set(parameter, name)
         with all_or_none(self._shards.communicator, f"set {name}"):
+            value = local_of(self._tensor(parameter, name, value))
             if value.shape != shape:
                 raise self._error(
                     parameter, name, f"got shape {tuple(value.shape)}, expected {tuple(shape)}"
@@ -136,10 +136,10 @@ class StateAccess:
                 "a rank's elements of a gradient can be set from stage 1 on; at stage 0 every rank "
                 "stores all: use safe_set_full_grad"
             )
-        value = self._tensor(parameter, name, value)
         parts = self._parts_to_set(parameter, name)
         numels = [interval.numel for interval, _ in parts]
         with all_or_none(self._shards.communicator, f"set {name}"):
+            value = self._tensor(parameter, name, value)
             if value.numel() != sum(numels):
                 raise self._error(
                     parameter, name, f"got {value.numel()} elements, this rank holds {sum(numels)}"
