@@ -59,6 +59,13 @@ def _agree(communicator: _C.Communicator, error: Exception | None, operation: st
 # --- values ---
 
 
+def on_any_rank(flag: bool, communicator: _C.Communicator, label: str) -> bool:
+    """True if `flag` is on a rank. Collective."""
+    found = torch.tensor([int(flag)], device="cpu")
+    communicator.all_reduce(found, "max", label)
+    return bool(found.item())
+
+
 def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str, root: int = 0) -> None:
     """Overwrites a tensor of any dtype with the root's values, byte by byte. Collective."""
     if communicator.world_size == 1 or tensor.is_meta or tensor.numel() == 0:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from zerorun import _C, torch_seam
+from zerorun.agreement import on_any_rank
 from zerorun.config import value_of
 from zerorun.host_memory import moved
 from zerorun.model.tensors import is_distributed, like, local_of, place
@@ -293,9 +294,7 @@ class Partition(Uncopied):
 
     def on_any_rank(self, flag: bool, what: str) -> bool:
         """True if `flag` is on a rank that has the parameter. Collective."""
-        found = torch.tensor([int(flag)], device="cpu")
-        self._communicator.all_reduce(found, "max", what)
-        return bool(found.item())
+        return on_any_rank(flag, self._communicator, what)
 
     def barrier(self, what: str) -> None:
         """Waits for all ranks that have the parameter."""
