@@ -13,7 +13,8 @@ _MESSAGE_NBYTES = 2048
 
 @contextlib.contextmanager
 def all_or_none(communicator: _C.Communicator, operation: str) -> Iterator[None]:
-    """A block, without collectives of its own, that fails on every rank when it fails on one.
+    """A block that fails on every rank when it fails on one. It has no collectives of its own, or
+    only those of ranks that it fails on alike.
 
     A rank that failed raises its own error, an OSError as IoError; the others raise an error of the
     lowest failing rank's type that names this rank. Collective.
