@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from zerorun import _C, torch_seam
-from zerorun.agreement import on_any_rank
 from zerorun.config import value_of
 from zerorun.host_memory import moved
 from zerorun.model.tensors import is_distributed, like, local_of, place
@@ -104,10 +103,10 @@ def together(partitions: Iterable["Partition"]) -> Iterator[None]:
     """
     first = next((partition for partition in partitions if partition.is_read_in_place), None)
     if first is not None:
-        first.barrier("before full parameters are read")
+        first.communicator.barrier("before full parameters are read")
     yield
     if first is not None:
-        first.barrier("full parameters were read")
+        first.communicator.barrier("full parameters were read")
 
 
 class OwnPart(torch.Tensor):
@@ -141,7 +140,7 @@ class Partition(Uncopied):
         None  # PyTorch's count of changes after a gather of the program's
     )
 
-    _communicator: _C.Communicator  # of the ranks that have the parameter
+    communicator: _C.Communicator  # of the ranks that have the parameter
 
     def __init__(self, parameter: nn.Parameter, shape: torch.Size) -> None:
         self.parameter: Any = parameter
@@ -246,7 +245,7 @@ class Partition(Uncopied):
     @property
     def rank(self) -> int:
         """This rank's number among those that have the parameter."""
-        return self._communicator.rank
+        return self.communicator.rank
 
     @property
     def available(self) -> bool:
@@ -291,14 +290,6 @@ class Partition(Uncopied):
     def broadcast(self, values: torch.Tensor, root: int) -> None:
         """Overwrites `values` with the root's. Collective."""
         raise NotImplementedError
-
-    def on_any_rank(self, flag: bool, what: str) -> bool:
-        """True if `flag` is on a rank that has the parameter. Collective."""
-        return on_any_rank(flag, self._communicator, what)
-
-    def barrier(self, what: str) -> None:
-        """Waits for all ranks that have the parameter."""
-        self._communicator.barrier(what)
 
     def watch(self, module: nn.Module) -> None:
         """Tells the engine, if there is one, that the module's forward may use the parameter."""
