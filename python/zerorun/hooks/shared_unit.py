@@ -198,18 +198,14 @@ _PRODUCTS = {
 }
 
 
-def casts_what_it_reads(module: nn.Module) -> bool:
-    """True if autocast casts all parameters of the module when its forward reads them."""
-    return type(module).forward in _PRODUCTS and "forward" not in vars(module)
-
-
 def watch_reads(module: nn.Module, unit_of: Mapping[nn.Parameter, SharedUnit], reads: Any) -> None:
     """From here on `reads` says what a read of the module's parameters gives."""
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
     units = {unit_of[p] for p in own if p in unit_of and is_empty(p)}
     if not units:
         return
-    cast = CastParameters if casts_what_it_reads(module) else None
+    is_product = type(module).forward in _PRODUCTS and "forward" not in vars(module)
+    cast = CastParameters if is_product else None
     several = len(units) > 1  # one may be empty while another is full
     parameters = ((several and cast) or WatchedParameters)(module._parameters)
     parameters.module, parameters.reads = weakref.ref(module), reads
@@ -217,11 +213,6 @@ def watch_reads(module: nn.Module, unit_of: Mapping[nn.Parameter, SharedUnit], r
     if not several:
         kinds = WatchedParameters, PlainParameters, cast or PlainParameters
         units.pop().add_reader(parameters, *kinds)
-
-
-def stop_watching(module: nn.Module) -> None:
-    if isinstance(module._parameters, PlainParameters):
-        module._parameters = dict(module._parameters)
 
 
 # --- where hooks go: on units, on what is not inside of one, and on users of others' parameters ---

@@ -77,7 +77,12 @@ class SequenceLoader:
     def _exchange(self, batch: Any) -> list[dict[str, Any]]:
         """Returns the batches of all ranks of the group. Collective over the group."""
         error = None if batch is None else _problem(batch, self._size)
-        outline = None if batch is None or error else _outline(batch)
+        outline = None
+        if batch is not None and not error:
+            outline = {  # tensors without values, which will be broadcast
+                name: torch.empty_like(value, device="meta") if torch.is_tensor(value) else value
+                for name, value in batch.items()
+            }
         found: list[Any] = [None] * self._size
         dist.all_gather_object(found, (error, outline), group=self._group)
         errors = [
@@ -101,7 +106,7 @@ class SequenceLoader:
         root = dist.get_global_rank(self._group, source)
         batch: dict[str, Any] = {}
         for name, what in outline.items():
-            if isinstance(what, _Tensor):
+            if isinstance(what, torch.Tensor):
                 value = torch.empty(what.shape, dtype=what.dtype, device=self._device)
                 if source == self._rank:
                     value = own[name].to(self._device).contiguous()
@@ -135,20 +140,6 @@ def _positions(ids: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
         begins = bounds[:-1].to(index.dtype)
         index = index - begins[torch.searchsorted(begins, index, right=True) - 1]
     return index.expand(ids.shape)
-
-
-class _Tensor:
-    """Shape and dtype of a tensor that will be broadcast."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
-
-
-def _outline(batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _Tensor(value) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
 
 
 def _problem(batch: Any, size: int) -> str | None:
