@@ -50,6 +50,8 @@ class Mixed(Model):
         down.data = down.data.t().contiguous().t()
         both = torch.cat([self.blocks[2].up.bias.data, self.blocks[1].up.bias.data])
         self.blocks[2].up.bias.data, self.blocks[1].up.bias.data = both.chunk(2)
+        turned = torch.randn(3, dtype=torch.cfloat).conj()  # a view that is not its memory's values
+        self.turned = nn.Parameter(turned, requires_grad=False)
         self.register_buffer("constant", torch.ones(2))
         self.register_buffer("order", torch.randperm(9))
         self.register_buffer("phases", torch.randn(2, dtype=torch.cfloat))
