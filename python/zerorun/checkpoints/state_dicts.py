@@ -109,20 +109,16 @@ def check_undivided(shards: Shards | None, asked: bool, what: str) -> None:
         )
 
 
-def _are_copied(shards: Shards | None, info: Any) -> bool:
-    """True if values that are whole are copied all the same: steps must not change a state dict for
-    which parameters were gathered, nor one at stage 3, whatever was whole there."""
-    if shards is None or info.submodule_prefixes or shards.ranks.model_size > 1:
-        return False
-    return shards.stage == 3 or info.full_state_dict
-
-
 def get_model(module: Any, original: Callable[..., Any], model: nn.Module, info: Any) -> Any:
     model = without_engine(model)
     shards = shards_of_any(model.parameters())
     check_undivided(shards, info.handle_model, "parameters")
     empty = any(not p.available for p in map(partition_of, model.parameters()) if p is not None)
-    if not info.handle_model or not (empty or _are_copied(shards, info)):
+    # Also values that are whole, so that steps do not change a state dict for which parameters were
+    # gathered, nor one at stage 3.
+    part = shards is None or info.submodule_prefixes or shards.ranks.model_size > 1
+    copied = not part and (info.full_state_dict or (shards is not None and shards.stage == 3))
+    if not info.handle_model or not (empty or copied):
         return original(model, info)
     if shards is None or info.submodule_prefixes:
         raise _C.ConfigError(

@@ -296,7 +296,7 @@ class _Unread(PrivatePartition):
     @property
     def _shard(self) -> torch.Tensor:
         if self._kept is None:
-            self._kept = torch.zeros(self._shard_numel, dtype=self._empty.dtype, device="cpu")
+            self._kept = self._empty.new_zeros(self._shard_numel, device="cpu")
             for begin, piece in self._read():
                 self._write_own(self._kept, begin, piece)
             self.parameter.ds_tensor = self._kept.as_subclass(OwnPart)
@@ -310,8 +310,7 @@ class _Unread(PrivatePartition):
             value = self._source.read(self._name, self.shape)
             values = None if value is None else value.detach().contiguous().view(-1)
         itemsize = self._empty.element_size()
-        numel = min(self.numel, PIECE // itemsize)
-        memory = torch.empty(numel, dtype=self._empty.dtype, device="cpu")
+        memory = self._empty.new_empty(min(self.numel, PIECE // itemsize), device="cpu")
         for begin, end in pieces_of(self.numel, itemsize):
             piece = memory[: end - begin]
             if values is not None:
@@ -340,18 +339,16 @@ def _like(meta: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
     return parameter
 
 
-def _unset(dtype: torch.dtype) -> int:
+def _unset(dtype: torch.dtype) -> float:
     """What programs write least: no zero, where there are no numbers below it."""
-    return torch.iinfo(dtype).min or torch.iinfo(dtype).max
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.nan
+    return dtype != torch.bool and (torch.iinfo(dtype).min or torch.iinfo(dtype).max)
 
 
 def _unset_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Memory in which a value that was never written shows."""
-    values = torch.empty_like(meta, device=device)
-    if meta.is_floating_point() or meta.is_complex():
-        values.fill_(torch.nan)
-    elif meta.dtype != torch.bool:
-        values.fill_(_unset(meta.dtype))
+    values = torch.full_like(meta, _unset(meta.dtype), device=device)
     return _like(meta, values) if isinstance(meta, nn.Parameter) else values
 
 
