@@ -13,7 +13,8 @@ _MESSAGE_NBYTES = 2048
 
 @contextlib.contextmanager
 def all_or_none(communicator: _C.Communicator, operation: str) -> Iterator[None]:
-    """A block, without collectives of its own, that fails on every rank when it fails on one.
+    """A block that fails on every rank when it fails on one. It has no collectives of its own, or
+    only those of ranks that it fails on alike.
 
     A rank that failed raises its own error, an OSError as IoError; the others raise an error of the
     lowest failing rank's type that names this rank. Collective.
@@ -31,7 +32,7 @@ def all_or_none(communicator: _C.Communicator, operation: str) -> Iterator[None]
 
 def _agree(communicator: _C.Communicator, error: Exception | None, operation: str) -> None:
     rank, world_size = communicator.rank, communicator.world_size
-    first = torch.tensor([world_size if error is None else rank])
+    first = torch.tensor([world_size if error is None else rank], device="cpu")
     try:
         communicator.all_reduce(first, "min", f"{operation}: agree")
     except _C.Error:
@@ -44,8 +45,8 @@ def _agree(communicator: _C.Communicator, error: Exception | None, operation: st
     job = _C.rank_from_environment()  # of which the communicator may be a group
     own = job.rank if job.world_size > world_size else rank
     text = f"{own} {type(error).__name__} {error}".encode()[:_MESSAGE_NBYTES]
-    message = torch.zeros(_MESSAGE_NBYTES, dtype=torch.uint8)
-    message[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    message = torch.zeros(_MESSAGE_NBYTES, dtype=torch.uint8, device="cpu")
+    message[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
     communicator.broadcast(message, source, f"{operation}: error")
     if error is not None:
         raise error
@@ -57,6 +58,13 @@ def _agree(communicator: _C.Communicator, error: Exception | None, operation: st
 
 
 # --- values ---
+
+
+def on_any_rank(flag: bool, communicator: _C.Communicator, label: str) -> bool:
+    """True if `flag` is on a rank. Collective."""
+    found = torch.tensor([int(flag)], device="cpu")
+    communicator.all_reduce(found, "max", label)
+    return bool(found.item())
 
 
 def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str, root: int = 0) -> None:
@@ -81,11 +89,11 @@ def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def text_of_rank_zero(text: str, communicator: _C.Communicator, label: str) -> str:
     """Rank 0's text on every rank. Collective."""
     own = text.encode()
-    length = torch.tensor([len(own)])
+    length = torch.tensor([len(own)], device="cpu")
     share(length, communicator, f"length of the {label}")
-    data = torch.zeros(int(length.item()), dtype=torch.uint8)
+    data = torch.zeros(int(length.item()), dtype=torch.uint8, device="cpu")
     if communicator.rank == 0:
-        data = torch.tensor(list(own), dtype=torch.uint8)
+        data = torch.tensor(list(own), dtype=torch.uint8, device="cpu")
     share(data, communicator, label)
     return bytes(data.tolist()).decode()
 
@@ -98,10 +106,10 @@ def texts_of_all(text: str, communicator: _C.Communicator) -> list[str]:
 def bytes_of_all(data: bytes, communicator: _C.Communicator, what: str) -> list[bytes]:
     """The same of bytes. `what`: they are, for the labels of collectives."""
     own = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
-    sizes = torch.empty(communicator.world_size, dtype=torch.int64)
-    communicator.all_gather(torch.tensor([len(data)]), sizes, f"sizes of {what}")
+    sizes = torch.empty(communicator.world_size, dtype=torch.int64, device="cpu")
+    communicator.all_gather(torch.tensor([len(data)], device="cpu"), sizes, f"sizes of {what}")
     largest = max(1, int(sizes.max().item()))
-    rows = torch.empty(largest * communicator.world_size, dtype=torch.uint8)
+    rows = torch.empty(largest * communicator.world_size, dtype=torch.uint8, device="cpu")
     communicator.all_gather(torch.cat([own, own.new_zeros(largest - own.numel())]), rows, what)
     pairs = zip(rows.view(-1, largest), sizes.tolist(), strict=True)
     return [ctypes.string_at(row.data_ptr(), size) for row, size in pairs]  # without NumPy, too

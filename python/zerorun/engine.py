@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -363,10 +364,11 @@ def _tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list
             logger.info(text, step, then, "" if then == now else f", which is now {now:g}")
         return
     job = shards.ranks.job
-    finite = bool(torch.tensor(losses).isfinite().all())
-    first = torch.tensor([_first_parameter(shards), _NO_RANK if finite else job.rank])
+    finite = all(map(math.isfinite, losses))
+    places = [_first_parameter(shards), _NO_RANK if finite else job.rank]
+    first = torch.tensor(places, device="cpu")
     job.all_reduce(first, "min", "a gradient that is not finite")
-    seen = torch.tensor([len(losses)])
+    seen = torch.tensor([len(losses)], device="cpu")
     job.all_reduce(seen, "max", "losses of a skipped step")
     if job.rank > 0:
         return

@@ -19,6 +19,7 @@ from zerorun.model.expert_layout import place_experts
 from zerorun.model.model_layout import ModelLayout, param_groups_of, warn_of_different_replicas
 from zerorun.model.partition import edits_are_refused, partition_of, shapes_without_values
 from zerorun.model.private_partition import PrivatePartition
+from zerorun.model.tensors import mode_of
 from zerorun.model.units import UnitPolicy, mark_configured
 from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
@@ -102,7 +103,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     if mesh is None:
         communicator.check_not_alone("initialize", "device_mesh")
     model_parameters = adopt(model, optimizer, model_parameters, mesh, settings.zero.stage)
-    with devices.on_local_device(model) as device:
+    with mode_of(model.parameters()), devices.on_local_device(model) as device:
         own = world.duplicate(settings.comm_timeout_s, devices.gpu_of(device))
         ranks = EngineRanks.of(own, mesh)
         batch = configuration.batch_for(parsed, data_parallel_size(ranks.data.world_size))

@@ -22,7 +22,10 @@ class ProcessState:
     moved_nbytes: int = 0  # host_memory.moved() since memory was last given back
     flops: list[Any] = field(default_factory=list)  # flops.listen(): who counts them
     copies: Any = None  # optimizers.saved_values: engines and steps of what get_state_dict gave
-    tables: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # of comms_logger
+    # Of comms_logger, in the order of their engines, which is that of all ranks.
+    tables: weakref.WeakValueDictionary[int, Any] = field(
+        default_factory=weakref.WeakValueDictionary
+    )
     savers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # of background_saver
     # Those of the stand-in for DeepSpeed, whose names are attributes of its modules.
     others: dict[str, Callable[[], None]] = field(default_factory=dict)

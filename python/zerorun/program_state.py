@@ -128,7 +128,9 @@ def encode_value(value: Any, where: str, *, allow_pickle: bool) -> Any:
         items = [
             encode_value(v, f"{where}[{i}]", allow_pickle=allow_pickle) for i, v in enumerate(value)
         ]
-        return items if kind is list else {_CONTAINERS[kind]: items}
+        most = value.maxlen if kind is collections.deque else None
+        form = {_CONTAINERS[kind]: items} if most is None else {"$bounded": [most, items]}
+        return items if kind is list else form
     if kind in _MAPPINGS:
         return _encode_mapping(value, where, allow_pickle=allow_pickle)
     encoded = _encode_leaf(value)
@@ -232,7 +234,7 @@ def _decode_tensor(content: Any) -> torch.Tensor:
     if not isinstance(kind, torch.dtype):
         raise TypeError(f"torch.{dtype} is no dtype")
     if not data:
-        return torch.empty(0, dtype=kind).reshape(shape)
+        return torch.empty(0, dtype=kind, device="cpu").reshape(shape)
     return torch.frombuffer(bytearray(_data(data)), dtype=kind).reshape(shape)
 
 
@@ -273,6 +275,9 @@ _READERS: dict[str, Callable[[Any, bool], Any]] = {
         content[1]
     ),
     "$numpy": lambda content, _: _decode_array(content[0], _data(content[1]))[0],
+    "$bounded": lambda content, p: collections.deque(
+        decode_value(content[1], allow_pickle=p), content[0]
+    ),
     "$dict": _pairs,
     "$ordered": lambda content, p: collections.OrderedDict(_pairs(content, p)),
     "$namespace": lambda content, p: argparse.Namespace(**_pairs(content, p)),

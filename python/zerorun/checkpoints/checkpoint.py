@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, program_state
-from zerorun.agreement import all_or_none, text_of_rank_zero
+from zerorun.agreement import all_or_none, on_any_rank, text_of_rank_zero
 from zerorun.checkpoints import shard_files
 from zerorun.interchange import untrusted
 from zerorun.interchange.load_into_engine import Filling
@@ -218,7 +218,8 @@ def load(
     """
     shards, folder = training._shards, os.fspath(directory)
     shards.saver.wait()
-    if tag is None and not untrusted.is_there(os.path.join(folder, _LATEST)):
+    there = tag is not None or untrusted.is_there(os.path.join(folder, _LATEST))
+    if not on_any_rank(there, shards.communicator, "whether there is a checkpoint"):
         logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
     optimizer = training.optimizer if wanted.optimizer_states else None

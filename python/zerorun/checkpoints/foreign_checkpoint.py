@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.agreement import all_or_none
+from zerorun.agreement import all_or_none, on_any_rank
 from zerorun.checkpoints.checkpoint import Training, Wanted
 from zerorun.interchange import formats
 from zerorun.interchange.load_into_engine import Filling
@@ -33,8 +33,9 @@ def load(
     optimizer = training.optimizer if wanted.optimizer_states else None
     with all_or_none(shards.communicator, "load_checkpoint"):
         folder = formats.find(os.fspath(directory), None if tag is None else str(tag))
-    if folder is None:
+    if not on_any_rank(folder is not None, shards.communicator, "whose checkpoint it is"):
         return None
+    folder = folder or os.fspath(directory)  # open_source() tells that nothing is there
     with all_or_none(shards.communicator, "load_checkpoint"), formats.told(folder):
         source = formats.open_source(folder, optimizer_states=optimizer is not None)
         buffers = _take_buffers(training.module, source)

@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 from zerorun import _C, program_state
@@ -48,19 +47,6 @@ def _save_of(folder: str, model_rank: int) -> str:
     return str(part.get("save", ""))
 
 
-@contextlib.contextmanager
-def _on_all(ranks: EngineRanks, operation: str) -> Iterator[None]:
-    """A block that fails on all ranks alike of a part: then it fails on every rank."""
-    error: Exception | None = None
-    try:
-        yield
-    except Exception as caught:
-        error = caught
-    with all_or_none(ranks.job, operation):
-        if error is not None:
-            raise error
-
-
 def save(
     training: Training,
     directory: str | os.PathLike[str],
@@ -92,7 +78,7 @@ def save(
         if ranks.job.rank == 0:
             _put_aside(folder, ranks.model_size)
     try:
-        with _on_all(ranks, "save_checkpoint"):
+        with all_or_none(ranks.job, "save_checkpoint"):
             checkpoint.save(
                 training,
                 folder,
@@ -168,7 +154,7 @@ def load(
                 f"{folder}: {_name(ranks.model_rank)} is from another save than the other parts: "
                 "a save over this tag did not end; load another tag"
             )
-    with _on_all(ranks, "load_checkpoint"):
+    with all_or_none(ranks.job, "load_checkpoint"):
         _, client_state = checkpoint.load(training, folder, _name(ranks.model_rank), wanted)
     return folder, client_state
 

@@ -78,7 +78,8 @@ def own_chunks(shards: Shards) -> list[tuple[str, int, int, dict[str, Any]]]:
         if kept is not None:
             state = kept.get(interval.parameter, interval.begin)
         else:
-            state = {"step": torch.tensor(float(core.step_count))} | states_of(core, interval)
+            step = torch.tensor(float(core.step_count), dtype=torch.float32, device="cpu")
+            state = {"step": step} | states_of(core, interval)
         chunks.append((names[interval.parameter], interval.begin, interval.numel, state))
     return chunks
 
@@ -255,7 +256,7 @@ def assemble(chunks: list[Chunk], begin: int, numel: int, name: str) -> dict[str
                 state[key] = value.clone() if isinstance(value, torch.Tensor) else value
                 continue
             if key not in state:
-                state[key] = torch.empty(numel, dtype=value.dtype)
+                state[key] = torch.empty(numel, dtype=value.dtype, device="cpu")
             part = value.flatten()[low - chunk_begin : high - chunk_begin]
             state[key][low - begin : high - begin] = part
     return state

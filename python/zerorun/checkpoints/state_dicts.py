@@ -109,20 +109,16 @@ def check_undivided(shards: Shards | None, asked: bool, what: str) -> None:
         )
 
 
-def _are_copied(shards: Shards | None, info: Any) -> bool:
-    """True if values that are whole are copied all the same: steps must not change a state dict for
-    which parameters were gathered, nor one at stage 3, whatever was whole there."""
-    if shards is None or info.submodule_prefixes or shards.ranks.model_size > 1:
-        return False
-    return shards.stage == 3 or info.full_state_dict
-
-
 def get_model(module: Any, original: Callable[..., Any], model: nn.Module, info: Any) -> Any:
     model = without_engine(model)
     shards = shards_of_any(model.parameters())
     check_undivided(shards, info.handle_model, "parameters")
     empty = any(not p.available for p in map(partition_of, model.parameters()) if p is not None)
-    if not info.handle_model or not (empty or _are_copied(shards, info)):
+    # Also values that are whole, so that steps do not change a state dict for which parameters were
+    # gathered, nor one at stage 3.
+    part = shards is None or info.submodule_prefixes or shards.ranks.model_size > 1
+    copied = not part and (info.full_state_dict or (shards is not None and shards.stage == 3))
+    if not info.handle_model or not (empty or copied):
         return original(model, info)
     if shards is None or info.submodule_prefixes:
         raise _C.ConfigError(
@@ -174,12 +170,16 @@ def get_optimizer(
 def _states_of(shards: Shards, parameter: nn.Parameter, form: _Form) -> dict[str, Any]:
     """Collective."""
     access = StateAccess(shards)
-    states: dict[str, Any] = {STEP: torch.tensor(float(shards.core.step_count))}
+    states: dict[str, Any] = {STEP: _fp32(shards.core.step_count)}
     for name, stored in stored_names_of(shards, parameter).items():
         values = access.get_full(parameter, stored)
         if form.is_kept and values is not None:
             states[name] = form.of(values)
     return states
+
+
+def _fp32(number: float) -> torch.Tensor:
+    return torch.tensor(float(number), dtype=torch.float32, device="cpu")
 
 
 def stored_names_of(shards: Shards, parameter: nn.Parameter) -> dict[str, str]:
@@ -346,7 +346,7 @@ def load_optimizer(
     names = names_of(module, without_engine(model))
     nested = state if STATE in state else _nested(state, optimizers[0], names)
     values = {
-        f"{name}.{key}": value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+        f"{name}.{key}": value if isinstance(value, torch.Tensor) else _fp32(value)
         for name, states in nested.get(STATE, {}).items()
         for key, value in states.items()
     }

@@ -247,8 +247,8 @@ def _hash_of(values: torch.Tensor) -> bytes:
 @functools.cache
 def _factors(device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(20261127)
-    limits = torch.iinfo(torch.int64)
-    return torch.randint(limits.min, limits.max, (_SLICE,), generator=generator).to(device) | 1
+    low, high = -(1 << 63), (1 << 63) - 1
+    return torch.randint(low, high, (_SLICE,), generator=generator, device="cpu").to(device) | 1
 
 
 def _fault(argument: str, got: Any, expected: str) -> _C.ConfigError:

@@ -382,4 +382,5 @@ class GatherHooks:
                 handle.remove()
         self._hooked.clear()
         for module in self._model.modules():
-            shared_unit.stop_watching(module)
+            if isinstance(module._parameters, shared_unit.PlainParameters):
+                module._parameters = dict(module._parameters)

@@ -198,18 +198,14 @@ _PRODUCTS = {
 }
 
 
-def casts_what_it_reads(module: nn.Module) -> bool:
-    """True if autocast casts all parameters of the module when its forward reads them."""
-    return type(module).forward in _PRODUCTS and "forward" not in vars(module)
-
-
 def watch_reads(module: nn.Module, unit_of: Mapping[nn.Parameter, SharedUnit], reads: Any) -> None:
     """From here on `reads` says what a read of the module's parameters gives."""
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
     units = {unit_of[p] for p in own if p in unit_of and is_empty(p)}
     if not units:
         return
-    cast = CastParameters if casts_what_it_reads(module) else None
+    is_product = type(module).forward in _PRODUCTS and "forward" not in vars(module)
+    cast = CastParameters if is_product else None
     several = len(units) > 1  # one may be empty while another is full
     parameters = ((several and cast) or WatchedParameters)(module._parameters)
     parameters.module, parameters.reads = weakref.ref(module), reads
@@ -217,11 +213,6 @@ def watch_reads(module: nn.Module, unit_of: Mapping[nn.Parameter, SharedUnit], r
     if not several:
         kinds = WatchedParameters, PlainParameters, cast or PlainParameters
         units.pop().add_reader(parameters, *kinds)
-
-
-def stop_watching(module: nn.Module) -> None:
-    if isinstance(module._parameters, PlainParameters):
-        module._parameters = dict(module._parameters)
 
 
 # --- where hooks go: on units, on what is not inside of one, and on users of others' parameters ---
@@ -281,7 +272,10 @@ def _reads_unnoticed(module: nn.Module) -> bool:
 
 # --- parameters that a module uses in its forward but does not own ---
 
-_registered: weakref.WeakKeyDictionary[nn.Module, list[nn.Parameter]] = weakref.WeakKeyDictionary()
+# An engine's parameters know their model, which a module of it would keep alive in here.
+_registered: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Parameter]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
@@ -299,8 +293,8 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
             "module and a parameter"
         )
     known = _registered.setdefault(module, [])
-    if not any(p is parameter for p in known):
-        known.append(parameter)
+    if not any(found() is parameter for found in known):
+        known.append(weakref.ref(parameter))
     partition = partition_of(parameter)
     if partition is not None:
         partition.watch(module)
@@ -309,7 +303,7 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
     """Undoes :func:`register_external_parameter`."""
     known = _registered.get(module, [])
-    known[:] = [p for p in known if p is not parameter]
+    known[:] = [found for found in known if found() is not parameter]
 
 
 # A plain dictionary, looked at before each call of a module.
@@ -318,6 +312,5 @@ registered: dict[Any, Any] = _registered.data  # type: ignore[attr-defined]
 
 def external_parameters(module: nn.Module) -> list[nn.Parameter]:
     """The registered ones that an engine shards."""
-    known = _registered.get(module, ())
-    found = [(p, partition_of(p)) for p in known]
-    return [p for p, partition in found if partition is not None and partition.in_engine]
+    found = (partition_of(parameter()) for parameter in _registered.get(module, ()))
+    return [each.parameter for each in found if each is not None and each.in_engine]

@@ -227,7 +227,7 @@ def pieces_of(
     else:
 
         def assemble() -> torch.Tensor:
-            full = torch.empty(size, dtype=dtype)
+            full = torch.empty(size, dtype=dtype, device="cpu")
             for offsets, sizes, load in chunks:
                 part = tuple(map(slice, offsets, map(sum, zip(offsets, sizes, strict=True))))
                 full[part] = load()

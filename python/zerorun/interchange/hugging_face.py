@@ -91,9 +91,6 @@ class Weights(Mapping[str, torch.Tensor]):
         path = self._files[name]
         return dtype_of(path, name) if path.endswith(_SAFETENSORS) else self[name].dtype
 
-    def pickled_files(self) -> list[str]:
-        return sorted({p for p in self._files.values() if not p.endswith(_SAFETENSORS)})
-
 
 def dtype_of(path: str, name: str) -> torch.dtype:
     """Of a tensor of a safetensors file, without reading it."""
@@ -168,7 +165,8 @@ def open_hugging_face(path: str, *, optimizer_states: bool = True) -> Source:
     weights = Weights(path)
     source = Source(path, f"a model ({os.path.basename(weights.entry)})", is_model=True)
     source.only_names = True
-    source.files = [SavedPart(name) for name in weights.pickled_files()]
+    files = sorted(set(weights._files.values()))
+    source.files = [SavedPart(name) for name in files if not name.endswith(_SAFETENSORS)]
     for name in weights:
         shape = weights.shape(name)
         piece = Piece(0, torch.Size(shape).numel(), functools.partial(weights.__getitem__, name))

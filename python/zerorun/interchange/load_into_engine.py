@@ -202,7 +202,7 @@ class Filling:
                     out.zero_()
 
             if f"{name}_scale" in targets:
-                whole = torch.empty(interval.numel)
+                whole = torch.empty(interval.numel, dtype=torch.float32, device="cpu")
                 read(0, whole)
                 coded = encode(whole, name != "exp_avg_sq")
                 targets[name].copy_(coded[0])
@@ -214,7 +214,7 @@ class Filling:
         """States of an optimizer of torch's."""
         state: dict[str, Any] = dict(found.numbers)
         for name in found.states:
-            state[name] = torch.empty(interval.numel)
+            state[name] = torch.empty(interval.numel, dtype=torch.float32, device="cpu")
             found.read(name, interval.begin, state[name])
         assert self._shards.torch_states is not None
         if state:
@@ -232,7 +232,7 @@ def _copy(target: torch.Tensor, read: Callable[[int, torch.Tensor], None]) -> No
     """Fills flat memory of the engine's through a piece of the host's."""
     for begin in range(0, target.numel(), _CHUNK_NUMEL):
         part = target[begin : begin + _CHUNK_NUMEL]
-        buffer = torch.empty(part.numel(), dtype=torch.float32)
+        buffer = torch.empty(part.numel(), dtype=torch.float32, device="cpu")
         read(begin, buffer)
         part.copy_(buffer)
 

@@ -81,7 +81,7 @@ class SourceParameter:
         if self.shape != other.shape or self.dtype != other.dtype:
             return False
         for low in range(begin, end, _COMPARED_NUMEL):
-            one = torch.empty(min(end - low, _COMPARED_NUMEL), dtype=self.dtype)
+            one = torch.empty(min(end - low, _COMPARED_NUMEL), dtype=self.dtype, device="cpu")
             two = torch.empty_like(one)
             self.read(None, low, one)
             other.read(None, low, two)
@@ -97,7 +97,7 @@ class SourceParameter:
 
     def full(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """All values, in shape; in their own dtype unless another is asked for."""
-        flat = torch.empty(self.numel, dtype=dtype or self.dtype)
+        flat = torch.empty(self.numel, dtype=dtype or self.dtype, device="cpu")
         self.read(None, 0, flat)
         return flat.view(self.shape)
 
@@ -222,7 +222,8 @@ def open_own(directory: str | os.PathLike[str], tag: str | None = None) -> Sourc
     @functools.lru_cache(maxsize=1)  # a parameter is read piece by piece
     def values(index: int, dtype: torch.dtype) -> torch.Tensor:
         parameter = saved.parameters[index]
-        flat = torch.empty(math.prod(parameter.shape), dtype=CORE_DTYPES[parameter.dtype])
+        numel = math.prod(parameter.shape)
+        flat = torch.empty(numel, dtype=CORE_DTYPES[parameter.dtype], device="cpu")
         saved.read(index, flat)
         return flat.view(dtype)
 

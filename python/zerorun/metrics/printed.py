@@ -2,6 +2,7 @@
 form, and the table of collectives (`comms_logger`)."""
 
 import datetime
+import itertools
 import logging
 import math
 import sys
@@ -128,6 +129,9 @@ def size_text(nbytes: int) -> str:
     return ""
 
 
+_numbers = itertools.count()
+
+
 class CollectiveTable:
     """An engine's collectives since it was made; a listener of its steps.
 
@@ -148,7 +152,7 @@ class CollectiveTable:
         self._figures, self._communicator = figures, communicator
         self._ops, self._verbose, self._debug = ops, verbose, debug
         figures.record_collectives()
-        STATE.tables.add(self)
+        STATE.tables[next(_numbers)] = self
 
     def __call__(self, _metrics: dict[str, Any]) -> None:
         self.take()
@@ -195,8 +199,8 @@ class CollectiveTable:
         found: dict[str, dict[int, dict[str, Any]]] = {}
         for op, sizes in sorted(self.timed.items()):
             for nbytes, timed in sorted(sizes.items()):
-                own = torch.tensor(timed.latencies_ms, dtype=torch.float32)
-                length = torch.tensor([own.numel()])
+                own = torch.tensor(timed.latencies_ms, dtype=torch.float32, device="cpu")
+                length = torch.tensor([own.numel()], device="cpu")
                 self._communicator.all_reduce(length, "min", "log_summary: length")
                 own = own[: int(length.item())]
                 least = own.clone()
@@ -260,7 +264,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
         )
     result: dict[str, Any] = {"summary": {}, "straggler_analysis": None}
     communicator = None
-    for table in list(STATE.tables):
+    for table in list(STATE.tables.values()):
         communicator = table._communicator
         table.take()
         summary = table.summary()

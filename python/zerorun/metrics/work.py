@@ -60,8 +60,10 @@ class StepWork:
 
     def measure_peak(self, communicator: _C.Communicator, device: torch.device) -> None:
         """Times products of large matrices on all ranks at once. Collective."""
-        dtype = next((p.dtype for p in self._model.parameters()), torch.float32)
-        total = torch.tensor([_products_per_s(device, dtype)], device=device)
+        numbers = (p.dtype for p in self._model.parameters() if p.is_floating_point())
+        dtype = next((each for each in numbers if each.itemsize > 1), torch.float32)
+        rate = _products_per_s(device, dtype)
+        total = torch.tensor([rate], dtype=torch.float32, device=device)
         communicator.all_reduce(total, "sum", "peak of the ranks")
         self.peak = total.item()
 

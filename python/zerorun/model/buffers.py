@@ -87,7 +87,7 @@ def _patterns_of(model: nn.Module, param_dtype: str) -> Iterator[str]:
 
 
 def share_buffers(model: nn.Module, communicator: _C.Communicator) -> None:
-    """Gives floating-point buffers rank 0's values, but for those of experts. Collective."""
+    """Gives dense buffers rank 0's values, but for those of experts. Collective."""
     own = {
         id(buffer)
         for module in model.modules()
@@ -95,7 +95,7 @@ def share_buffers(model: nn.Module, communicator: _C.Communicator) -> None:
         for buffer in module.buffers()
     }
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and id(buffer) not in own:
+        if buffer.layout is torch.strided and id(buffer) not in own:
             share(buffer, communicator, f"initial values of buffer {name}")
 
 
@@ -128,7 +128,7 @@ def values(model: nn.Module) -> Saved:
                 "persistent=False"
             )
         flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        data = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+        data = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
         saved.append((name, SAFETENSORS_NAMES[value.dtype], list(value.shape), data))
     return saved
 
@@ -139,9 +139,9 @@ def read(saved: _C.SavedModel) -> dict[str, torch.Tensor]:
     for index, (name, dtype, shape) in enumerate(saved.buffers):
         if dtype not in SAFETENSORS_DTYPES:
             raise _C.CheckpointError(f"the buffer {name} is of {dtype}, which torch does not have")
-        value = torch.empty(shape, dtype=SAFETENSORS_DTYPES[dtype])
+        value = torch.empty(shape, dtype=SAFETENSORS_DTYPES[dtype], device="cpu")
         flat = value.reshape(-1)
-        data = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+        data = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
         saved.read_buffer(index, data)
         buffers[plain_name(name)] = value
     return buffers

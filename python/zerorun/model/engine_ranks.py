@@ -146,8 +146,8 @@ def _program_number(job: _C.Communicator, mesh: Mesh, parts: list[list[int]]) ->
 
 def _gathered(job: _C.Communicator, words: list[int]) -> list[list[int]]:
     """The words of every rank. Collective."""
-    own = torch.tensor(words)
-    table = torch.empty(len(words) * job.world_size, dtype=own.dtype)
+    own = torch.tensor(words, device="cpu")
+    table = own.new_empty(len(words) * job.world_size)
     job.all_gather(own, table, "data-parallel groups")
     return table.view(-1, len(words)).tolist()
 

@@ -229,7 +229,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
     def flat(self, parameter: nn.Parameter, values: torch.Tensor) -> torch.Tensor:
         """The parameter's full values in the order of the engine's memory, and in its dtype where
         that may not change."""
-        flat = values.detach().contiguous().flatten()
+        flat = values.detach().resolve_conj().resolve_neg().contiguous().flatten()
         return tensors.as_bytes(flat) if parameter in self.own_dtype else flat
 
     def shaped(self, parameter: nn.Parameter, flat: torch.Tensor) -> torch.Tensor:

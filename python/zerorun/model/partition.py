@@ -103,10 +103,10 @@ def together(partitions: Iterable["Partition"]) -> Iterator[None]:
     """
     first = next((partition for partition in partitions if partition.is_read_in_place), None)
     if first is not None:
-        first.barrier("before full parameters are read")
+        first.communicator.barrier("before full parameters are read")
     yield
     if first is not None:
-        first.barrier("full parameters were read")
+        first.communicator.barrier("full parameters were read")
 
 
 class OwnPart(torch.Tensor):
@@ -140,7 +140,7 @@ class Partition(Uncopied):
         None  # PyTorch's count of changes after a gather of the program's
     )
 
-    _communicator: _C.Communicator  # of the ranks that have the parameter
+    communicator: _C.Communicator  # of the ranks that have the parameter
 
     def __init__(self, parameter: nn.Parameter, shape: torch.Size) -> None:
         self.parameter: Any = parameter
@@ -245,7 +245,7 @@ class Partition(Uncopied):
     @property
     def rank(self) -> int:
         """This rank's number among those that have the parameter."""
-        return self._communicator.rank
+        return self.communicator.rank
 
     @property
     def available(self) -> bool:
@@ -290,16 +290,6 @@ class Partition(Uncopied):
     def broadcast(self, values: torch.Tensor, root: int) -> None:
         """Overwrites `values` with the root's. Collective."""
         raise NotImplementedError
-
-    def on_any_rank(self, flag: bool, what: str) -> bool:
-        """True if `flag` is on a rank that has the parameter. Collective."""
-        found = torch.tensor([int(flag)])
-        self._communicator.all_reduce(found, "max", what)
-        return bool(found.item())
-
-    def barrier(self, what: str) -> None:
-        """Waits for all ranks that have the parameter."""
-        self._communicator.barrier(what)
 
     def watch(self, module: nn.Module) -> None:
         """Tells the engine, if there is one, that the module's forward may use the parameter."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.agreement import all_or_none, share
+from zerorun.agreement import all_or_none
 from zerorun.host_memory import PIECE, copy_in_pieces, forget_pages, is_of_a_file, moved, pieces_of
 from zerorun.model.partition import OwnPart, Partition, gathered, partition_of
 from zerorun.model.tensors import as_bytes, local_of
@@ -55,7 +55,7 @@ class PrivatePartition(Partition):
         """Shards another one over the same ranks. Values are those of the first. Collective."""
         parameter.data = parameter.data.to(self._empty.device)
         label = "values of a parameter that is made later"
-        PrivatePartition(parameter, self._communicator, self.ranks, self._shard.device, label)
+        PrivatePartition(parameter, self.communicator, self.ranks, self._shard.device, label)
 
     def _manage(
         self,
@@ -64,7 +64,7 @@ class PrivatePartition(Partition):
         communicator: _C.Communicator,
         ranks: tuple[int, ...] | None,
     ) -> None:
-        self._communicator, self.ranks, self._holders = communicator, ranks, 0
+        self.communicator, self.ranks, self._holders = communicator, ranks, 0
         numel = shape.numel()
         self._shard_numel = max(1, -(-numel // communicator.world_size))
         begin = min(numel, communicator.rank * self._shard_numel)
@@ -83,22 +83,22 @@ class PrivatePartition(Partition):
     def _store_first(self, values: torch.Tensor, label: str) -> None:
         """Takes the first rank's values, in pieces, so that others need no memory for all."""
         values = values.resolve_conj().resolve_neg()
-        is_first = self._communicator.rank == 0
+        is_first = self.communicator.rank == 0
         for begin, end in pieces_of(values.numel(), values.element_size()):
             piece = values[begin:end] if is_first else values.new_empty(end - begin)
-            self._communicator.broadcast(piece.view(torch.uint8), 0, label)
+            self.communicator.broadcast(piece.view(torch.uint8), 0, label)
             self._write_own(self._shard, begin, piece)
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The full values where parts are kept: flat pieces, and where each begins. Collective."""
-        world_size, shard_numel = self._communicator.world_size, self._shard_numel
+        world_size, shard_numel = self.communicator.world_size, self._shard_numel
         label = f"parameter {self.parameter.ds_id}"
         pieces = list(pieces_of(shard_numel, self._shard.element_size() * world_size))
         memory = self._shard.new_empty(world_size * pieces[0][1])
         for begin, end in pieces:
             count = end - begin
             rows = memory[: world_size * count]
-            self._communicator.all_gather(as_bytes(self._shard[begin:end]), as_bytes(rows), label)
+            self.communicator.all_gather(as_bytes(self._shard[begin:end]), as_bytes(rows), label)
             if count == shard_numel:
                 yield 0, rows[: self.numel]
                 return
@@ -124,9 +124,9 @@ class PrivatePartition(Partition):
         self._holders += 1
         if self._holders > 1:
             return
-        full = self._shard.new_empty(self._shard_numel * self._communicator.world_size)
+        full = self._shard.new_empty(self._shard_numel * self.communicator.world_size)
         label = f"read of parameter {self.parameter.ds_id} under zero.Init"
-        self._communicator.all_gather(as_bytes(self._shard), as_bytes(full), label)
+        self.communicator.all_gather(as_bytes(self._shard), as_bytes(full), label)
         self.parameter.data = full[: self.numel].view(self.shape).to(self._empty.device)
 
     def release(self) -> None:
@@ -142,14 +142,14 @@ class PrivatePartition(Partition):
         self._shard[: own.numel()].copy_(own)
 
     def broadcast(self, values: torch.Tensor, root: int) -> None:
-        self._communicator.broadcast(as_bytes(values), root, f"parameter {self.parameter.ds_id}")
+        self.communicator.broadcast(as_bytes(values), root, f"parameter {self.parameter.ds_id}")
 
     def copy(self, memo: dict[int, Any]) -> nn.Parameter:
         """Partitioned like this one while this one is empty."""
         partitioned = not self.available
         made = super().copy(memo)
         if partitioned:
-            PrivatePartition(made, self._communicator, self.ranks, self._shard.device)
+            PrivatePartition(made, self.communicator, self.ranks, self._shard.device)
         return made
 
 
@@ -202,12 +202,9 @@ def materialize(
                     torch.utils.swap_tensors(tensor, _unset_like(tensor, device))
                 _fill(path, module, metas, init, source)
             for tensor in metas.values():
-                label = f"initial values of {path}"
-                if isinstance(tensor, nn.Parameter):
+                if isinstance(tensor, nn.Parameter):  # the engine shares buffers
+                    label = f"initial values of {path}"
                     PrivatePartition(tensor, communicator, home=torch.device("cpu"), label=label)
-                elif tensor in have and not tensor.is_floating_point():
-                    # The engine shares floating-point buffers, but no others.
-                    share(tensor, communicator, label)
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -299,7 +296,7 @@ class _Unread(PrivatePartition):
     @property
     def _shard(self) -> torch.Tensor:
         if self._kept is None:
-            self._kept = torch.zeros(self._shard_numel, dtype=self._empty.dtype)
+            self._kept = self._empty.new_zeros(self._shard_numel, device="cpu")
             for begin, piece in self._read():
                 self._write_own(self._kept, begin, piece)
             self.parameter.ds_tensor = self._kept.as_subclass(OwnPart)
@@ -309,17 +306,17 @@ class _Unread(PrivatePartition):
         return self._read() if self._kept is None else super().pieces()
 
     def _read(self) -> Iterator[tuple[int, torch.Tensor]]:
-        with all_or_none(self._communicator, "zerorun.shard"):
+        with all_or_none(self.communicator, "zerorun.shard"):
             value = self._source.read(self._name, self.shape)
             values = None if value is None else value.detach().contiguous().view(-1)
         itemsize = self._empty.element_size()
-        memory = torch.empty(min(self.numel, PIECE // itemsize), dtype=self._empty.dtype)
+        memory = self._empty.new_empty(min(self.numel, PIECE // itemsize), device="cpu")
         for begin, end in pieces_of(self.numel, itemsize):
             piece = memory[: end - begin]
             if values is not None:
                 piece.copy_(values[begin:end])
                 forget_pages(values[begin:end])
-            self._communicator.broadcast(piece.view(torch.uint8), 0, self._label)
+            self.communicator.broadcast(piece.view(torch.uint8), 0, self._label)
             yield begin, piece
 
 
@@ -342,13 +339,16 @@ def _like(meta: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
     return parameter
 
 
+def _unset(dtype: torch.dtype) -> float:
+    """What programs write least: no zero, where there are no numbers below it."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.nan
+    return dtype != torch.bool and (torch.iinfo(dtype).min or torch.iinfo(dtype).max)
+
+
 def _unset_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Memory in which a value that was never written shows."""
-    values = torch.empty_like(meta, device=device)
-    if meta.is_floating_point() or meta.is_complex():
-        values.fill_(torch.nan)
-    elif meta.dtype != torch.bool:
-        values.fill_(torch.iinfo(meta.dtype).min)
+    values = torch.full_like(meta, _unset(meta.dtype), device=device)
     return _like(meta, values) if isinstance(meta, nn.Parameter) else values
 
 
@@ -357,7 +357,7 @@ def _is_unset(tensor: torch.Tensor) -> bool:
         return bool(tensor.isnan().any())
     if tensor.dtype == torch.bool:
         return False
-    unset = tensor == torch.iinfo(tensor.dtype).min
+    unset = tensor == _unset(tensor.dtype)
     # A byte may have any value.
     return bool(unset.all() if tensor.element_size() == 1 else unset.any())
 

@@ -1,7 +1,7 @@
 """A parameter's tensor: this rank's, or its piece of torch's DTensor; and dtypes."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,6 +38,12 @@ def place(parameter: Any, values: torch.Tensor) -> None:
         parameter._local_tensor = values
     else:
         parameter.data = values
+
+
+def mode_of(parameters: Iterable[torch.Tensor]) -> torch.inference_mode:
+    """The mode that they were made in: memory that inference mode has made is for none but those
+    that it has made, too."""
+    return torch.inference_mode(any(parameter.is_inference() for parameter in parameters))
 
 
 class LocalData:

@@ -56,7 +56,8 @@ def compare_rates(groups: list[dict[str, Any]], communicator: _C.Communicator) -
     """Warns if ranks have different learning rates, by which each updates its own part of the
     parameters. Collective."""
     numbers = [group.get("lr") for group in groups]  # an optimizer of one's own may have none
-    rates = torch.tensor([0.0 if number is None else float(number) for number in numbers])
+    values = [0.0 if number is None else float(number) for number in numbers]
+    rates = torch.tensor(values, dtype=torch.float32, device="cpu")
     least, most = bounds = torch.stack([-rates, rates])
     communicator.all_reduce(bounds, "max", "learning rates")
     for index in (most + least).nonzero().flatten().tolist()[:1]:

@@ -77,7 +77,7 @@ def state_names(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]
     devices = (p.device for group in optimizer.param_groups for p in group["params"])
     device = next(devices, torch.device("cpu"))
     for index, values in enumerate(settings):
-        parameter = nn.Parameter(torch.ones(2, device=device))
+        parameter = nn.Parameter(torch.ones(2, dtype=torch.float32, device=device))
         parameter.grad = torch.ones_like(parameter)
         twin = _twin(optimizer, index, parameter)
         twin.param_groups[index].update(values)
@@ -104,8 +104,9 @@ def _changes(
 ) -> torch.Tensor:
     """A matrix's change by some steps, flat, in multiples of the first part's largest change."""
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(_SHAPE, generator=generator) / 16
-    noise = torch.randn(_STEPS, *_SHAPE, generator=generator)
+    kind: Any = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+    start = torch.randn(_SHAPE, **kind) / 16
+    noise = torch.randn(_STEPS, *_SHAPE, **kind)
     cuts = [slice(0, _CUT), slice(_CUT, None)] if parts else [slice(None)]
     changes = []
     with torch.random.fork_rng(devices=[]):

@@ -159,15 +159,21 @@ class FullStates:
 
     def put(self, states: dict[Any, dict[str, Any]]) -> None:
         """Takes them over; a parameter without any begins anew. Collective."""
-        if self._shards.torch_states is not None:
-            self._put_parts(states)
+        core, layout, kept = self._shards.core, self._shards.layout, self._shards.torch_states
+        if kept is not None:
+            for parameter, index in self._trained():
+                for interval in core.state_intervals(layout.ids[parameter]):
+                    if interval.grad is not None:
+                        whole = states.get(index) or {}
+                        kept.put_part(interval, whole, layout.shapes[parameter])
             return
-        core, layout = self._shards.core, self._shards.layout
         StateAccess(self._shards).set_all(
             (
                 parameter,
                 name,
-                states[index][name] if states.get(index) else torch.zeros(()).expand(shape),
+                states[index][name]
+                if states.get(index)
+                else torch.zeros((), device="cpu").expand(shape),
             )
             for parameter, index in self._trained()
             for shape in (layout.shapes[parameter],)
@@ -175,22 +181,6 @@ class FullStates:
         )
         steps = [int(state["step"]) for state in states.values() if state and "step" in state]
         core.set_progress(max(steps, default=0), core.skipped_steps)
-
-    def _put_parts(self, states: dict[Any, dict[str, Any]]) -> None:
-        layout, kept = self._shards.layout, self._shards.torch_states
-        for parameter, index in self._trained():
-            identity, shape = layout.ids[parameter], layout.shapes[parameter]
-            for interval in self._shards.core.state_intervals(identity):
-                if interval.grad is None or kept is None:
-                    continue
-                part = slice(interval.begin, interval.begin + interval.numel)
-                own = {
-                    key: value.detach().flatten()[part].clone()
-                    if is_per_element(key, value, shape)
-                    else value
-                    for key, value in (states.get(index) or {}).items()
-                }
-                kept.put(identity, interval.begin, own)
 
     def _trained(self) -> Iterator[tuple[nn.Parameter, int]]:
         layout = self._shards.layout
@@ -212,7 +202,7 @@ def take_states(shards: Shards, optimizer: torch.optim.Optimizer) -> None:
         for parameter in layout.group_of
         if layout.is_trainable(parameter) and (state := optimizer.state.get(parameter))
     }
-    count = torch.tensor([len(given), -len(given)])
+    count = torch.tensor([len(given), -len(given)], device="cpu")
     shards.communicator.all_reduce(count, "min", "states that the optimizer has")
     if count[0] != -count[1]:
         raise _C.ConfigError(
@@ -319,7 +309,7 @@ class ShardStates:
                 steps = max(steps, given[_STEP])
         core.refresh_from_masters()
         if self._shards.torch_states is None:
-            made = torch.tensor([steps])  # 0 on a rank that stores nothing
+            made = torch.tensor([steps], device="cpu")  # 0 on a rank that stores nothing
             self._shards.communicator.all_reduce(made, "max", "steps of load_state_dict")
             core.set_progress(int(made), core.skipped_steps)
 

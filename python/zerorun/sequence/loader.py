@@ -77,7 +77,12 @@ class SequenceLoader:
     def _exchange(self, batch: Any) -> list[dict[str, Any]]:
         """Returns the batches of all ranks of the group. Collective over the group."""
         error = None if batch is None else _problem(batch, self._size)
-        outline = None if batch is None or error else _outline(batch)
+        outline = None
+        if batch is not None and not error:
+            outline = {  # tensors without values, which will be broadcast
+                name: torch.empty_like(value, device="meta") if torch.is_tensor(value) else value
+                for name, value in batch.items()
+            }
         found: list[Any] = [None] * self._size
         dist.all_gather_object(found, (error, outline), group=self._group)
         errors = [
@@ -101,7 +106,7 @@ class SequenceLoader:
         root = dist.get_global_rank(self._group, source)
         batch: dict[str, Any] = {}
         for name, what in outline.items():
-            if isinstance(what, _Tensor):
+            if isinstance(what, torch.Tensor):
                 value = torch.empty(what.shape, dtype=what.dtype, device=self._device)
                 if source == self._rank:
                     value = own[name].to(self._device).contiguous()
@@ -137,25 +142,13 @@ def _positions(ids: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
     return index.expand(ids.shape)
 
 
-class _Tensor:
-    """Shape and dtype of a tensor that will be broadcast."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
-
-
-def _outline(batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _Tensor(value) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
-
-
 def _problem(batch: Any, size: int) -> str | None:
     """Why a batch cannot be split into `size` parts; None if it can."""
-    if not isinstance(batch, Mapping) or "input_ids" not in batch:
-        return f"got a batch of {type(batch).__name__}, expected a dictionary with input_ids"
-    batches, tokens = batch["input_ids"].shape[:2]
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else batch
+    if ids is batch or not isinstance(ids, torch.Tensor) or ids.dim() < 2:
+        found = f"shape {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
+        return f"got {found}, expected a dictionary with input_ids, a tensor [batch, tokens]"
+    batches, tokens = ids.shape[:2]
     if tokens % size != 0:
         return (
             f"{tokens} tokens cannot be cut into {size} equal parts: pad to a multiple of {size} "

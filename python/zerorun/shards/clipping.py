@@ -4,7 +4,6 @@ engine's."""
 import functools
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,22 +17,6 @@ from zerorun.shards.shards import Shards, shards_of
 from zerorun.shards.state_access import StateAccess
 
 _BY_NORM = "_clip_grads_with_norm_"  # from 2.6 on; also what clip_grad_norm_ calls
-
-
-@dataclass
-class _Clip:
-    """The arguments of one call of clip_grad_norm_."""
-
-    max_norm: float
-    norm_type: float
-    error_if_nonfinite: bool
-
-    def check(self, norm: torch.Tensor) -> None:
-        if self.error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(
-                f"clip_grad_norm_: the norm of order {self.norm_type} is {norm.item()}, which "
-                "error_if_nonfinite=True makes an error"
-            )
 
 
 def _warn_that_nothing_changes(function: str) -> None:
@@ -65,8 +48,7 @@ def serve() -> None:
         **kwargs: Any,
     ) -> Any:
         given = _listed(parameters)
-        clip = _Clip(float(max_norm), float(norm_type), error_if_nonfinite)
-        found = _clip(given, clip)
+        found = _clip(given, float(max_norm), float(norm_type), error_if_nonfinite)
         if found is not None:
             return found
         seen = _with_gradients(given) if given else parameters  # torch warns of no parameters
@@ -160,7 +142,7 @@ def _unscale(
         return False
     access = StateAccess(shards)
     finite = [part.isfinite().all().to(shards.device) for part in access.owned_gradients(own)]
-    found = torch.tensor([float(bool(finite) and not torch.stack(finite).all())])
+    found = torch.tensor([int(bool(finite) and not torch.stack(finite).all())], device="cpu")
     shards.ranks.job.all_reduce(found, "max", "GradScaler")
     found_inf.fill_(found.item())
     access.scale_gradients(own, inv_scale.item())
@@ -188,7 +170,9 @@ def _without_torchs(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Sh
 
 
 @torch.no_grad()
-def _clip(given: list[nn.Parameter], clip: _Clip) -> torch.Tensor | None:
+def _clip(
+    given: list[nn.Parameter], max_norm: float, order: float, error_if_nonfinite: bool
+) -> torch.Tensor | None:
     """The norm of the parameters' averaged gradients, which are clipped by it. Collective. None if
     no engine has gradients of theirs that torch does not see."""
     own = _without_torchs(given)
@@ -208,24 +192,26 @@ def _clip(given: list[nn.Parameter], clip: _Clip) -> torch.Tensor | None:
             "clip_grad_norm_: this model is divided among the ranks, and the gradient's norm is "
             "that of all its parts: zerorun.shard(..., clip=...) clips by it in step()"
         )
-    return _clip_in(shards, list(own), clip) if shards.finish_reduction() else None
-
-
-def _clip_in(shards: Shards, parameters: list[nn.Parameter], clip: _Clip) -> torch.Tensor:
+    if not shards.finish_reduction():
+        return None
     access = StateAccess(shards)
     norms = [  # some gradients rest on the host, where a part of the states is offloaded
-        torch.linalg.vector_norm(part, clip.norm_type, dtype=torch.float64).to(shards.device)
-        for part in access.owned_gradients(parameters)
+        torch.linalg.vector_norm(part, order, dtype=torch.float64).to(shards.device)
+        for part in access.owned_gradients(own)
     ]
     ranks = shards.communicator
-    all_norms = torch.zeros(ranks.world_size)
+    all_norms = torch.zeros(ranks.world_size, dtype=torch.float32, device="cpu")
     if norms:
-        all_norms[ranks.rank] = torch.linalg.vector_norm(torch.stack(norms), clip.norm_type)
+        all_norms[ranks.rank] = torch.linalg.vector_norm(torch.stack(norms), order)
     ranks.all_reduce(all_norms, "sum", "clip_grad_norm_")
-    norm = torch.linalg.vector_norm(all_norms, clip.norm_type) * shards.core.gradient_average
-    clip.check(norm)
-    factor = clip.max_norm / (norm.item() + 1e-6)
+    norm = torch.linalg.vector_norm(all_norms, order) * shards.core.gradient_average
+    if error_if_nonfinite and not norm.isfinite():
+        raise RuntimeError(
+            f"clip_grad_norm_: the norm of order {order} is {norm.item()}, which "
+            "error_if_nonfinite=True makes an error"
+        )
+    factor = max_norm / (norm.item() + 1e-6)
     # A gradient that is not finite stays, so that the step sees it and is skipped.
     if factor < 1.0 and norm.isfinite():
-        access.scale_gradients(parameters, factor)
+        access.scale_gradients(own, factor)
     return norm.to(shards.device)

@@ -37,7 +37,7 @@ class EnginePartition(Partition):
         intervals: list[_C.StateInterval],
     ) -> None:
         self.home = self._hooks = hooks
-        self._communicator = communicator
+        self.communicator = communicator
         self.unit = unit
         self._id = hooks.layout.ids[parameter]
         self._full = unit.full[parameter]
@@ -103,7 +103,7 @@ class EnginePartition(Partition):
 
     def broadcast(self, values: torch.Tensor, root: int) -> None:
         label = f"parameter {self._hooks.layout.names[self.parameter]}"
-        self._communicator.broadcast(as_bytes(values), root, label)
+        self.communicator.broadcast(as_bytes(values), root, label)
 
 
 # --- how their values come in, parameter by parameter ---

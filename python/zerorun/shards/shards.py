@@ -21,7 +21,7 @@ from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition, own_nbytes
-from zerorun.model.tensors import LocalHook, is_distributed, local_of, parts_of, place
+from zerorun.model.tensors import LocalHook, is_distributed, local_of, mode_of, parts_of, place
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.program_warning import logger
@@ -321,7 +321,7 @@ class Shards:
         """
         if self.core.closed:
             return
-        with contextlib.ExitStack() as stack:
+        with mode_of(self.layout.names), contextlib.ExitStack() as stack:
             stack.callback(self.saver.close)
             self._give_back(as_before)
 

@@ -44,9 +44,9 @@ class StateAccess:
     def set_full(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
         self._shards.take_replaced_states()
         shape = self._shards.layout.shapes[parameter]
-        value = local_of(self._tensor(parameter, name, value))
         parts = self._parts_to_set(parameter, name)
         with all_or_none(self._shards.communicator, f"set {name}"):
+            value = local_of(self._tensor(parameter, name, value))
             if value.shape != shape:
                 raise self._error(
                     parameter, name, f"got shape {tuple(value.shape)}, expected {tuple(shape)}"
@@ -73,7 +73,8 @@ class StateAccess:
             return None
         device = self._shards.device
         parts = [values.to(device, torch.float32) for _, values in self._parts(parameter, name)]
-        local = torch.cat(parts) if parts else torch.empty(0, device=device)
+        none = torch.empty(0, dtype=torch.float32, device=device)
+        local = torch.cat(parts) if parts else none
         return local * self._average() if name == "grad" else local
 
     def get_kept(self, parameter: nn.Parameter) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class StateAccess:
             states = {} if interval.grad is None else states_of(core, interval)
             if name in states and not self._is_8bit(interval, name):
                 return states[name].new_empty(0)
-        return torch.empty(0)
+        return torch.empty(0, dtype=torch.float32, device="cpu")
 
     def _names(self, parameter: nn.Parameter) -> list[str]:
         """The names of states with an element for each of the parameter's."""
@@ -135,10 +136,10 @@ class StateAccess:
                 "a rank's elements of a gradient can be set from stage 1 on; at stage 0 every rank "
                 "stores all: use safe_set_full_grad"
             )
-        value = self._tensor(parameter, name, value)
         parts = self._parts_to_set(parameter, name)
         numels = [interval.numel for interval, _ in parts]
         with all_or_none(self._shards.communicator, f"set {name}"):
+            value = self._tensor(parameter, name, value)
             if value.numel() != sum(numels):
                 raise self._error(
                     parameter, name, f"got {value.numel()} elements, this rank holds {sum(numels)}"
@@ -187,7 +188,8 @@ class StateAccess:
         for which in sorted({holders.get(parameter, 0) for parameter in parameters}):
             own = [p for p in parameters if holders.get(p, 0) == which]
             stored = [self._stored_gradients([parameter]) for parameter in own]
-            found = torch.tensor([int(any(values.any() for values in each)) for each in stored])
+            added = [int(any(values.any() for values in each)) for each in stored]
+            found = torch.tensor(added, device="cpu")
             ranks = self._shards.communicator_of(own[0])
             ranks.all_reduce(found, "max", "gradients of frozen parameters")
             kept += [p for p, added in zip(own, found.tolist(), strict=True) if not added]
@@ -270,7 +272,7 @@ class StateAccess:
 
     def _found(self, parameter: nn.Parameter, name: str, owned: int) -> int:
         """Elements that all ranks together own; this one `owned`. Collective."""
-        count = torch.tensor([owned])
+        count = torch.tensor([owned], device="cpu")
         label = f"{name} of {self._shards.layout.names[parameter]}"
         self._shards.communicator_of(parameter).all_reduce(count, "sum", label)
         return int(count.item())

@@ -168,14 +168,7 @@ class TorchStates:
             shard.grad = tensor_of(interval.grad)
             self._shards[interval.parameter, interval.begin] = shard
             self._members[layout.group_of[parameter]].append(shard)
-            if known := _states_of(optimizer, parameter):
-                part = slice(interval.begin, interval.begin + interval.numel)
-                self._states[shard] = {
-                    key: _like(shard, value.detach().flatten()[part], copy=True)
-                    if is_per_element(key, value, layout.shapes[parameter])
-                    else copy.deepcopy(value)
-                    for key, value in known.items()
-                }
+            self.put_part(interval, _states_of(optimizer, parameter), layout.shapes[parameter])
         self.put_common(_common_in(optimizer.state))
         for mode in MODES:
             method = getattr(optimizer, mode, None)
@@ -223,6 +216,19 @@ class TorchStates:
             else _like(shard, value)
             for key, value in state.items()
         }
+
+    def put_part(
+        self, interval: _C.StateInterval, whole: dict[str, Any], shape: torch.Size
+    ) -> None:
+        """The same of those of a whole parameter."""
+        part = slice(interval.begin, interval.begin + interval.numel)
+        own = {
+            key: value.detach().flatten()[part].clone()
+            if is_per_element(key, value, shape)
+            else copy.deepcopy(value)
+            for key, value in whole.items()
+        }
+        self.put(interval.parameter, interval.begin, own)
 
     def clear(self) -> None:
         """Drops the shards and their states."""
@@ -298,11 +304,11 @@ def _common_in(states: Any) -> dict[str, Any]:
     return {key: value for key, value in states.items() if not isinstance(key, torch.Tensor)}
 
 
-def _like(shard: torch.Tensor, value: torch.Tensor, copy: bool = False) -> torch.Tensor:
+def _like(shard: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """A state on the shard's device and, as when torch loads it, in its dtype if it is one of
     floating-point numbers."""
     dtype = shard.dtype if value.is_floating_point() else value.dtype
-    return value.to(shard.device, dtype, copy=copy)
+    return value.to(shard.device, dtype)
 
 
 def is_per_element(key: str, value: Any, shape: torch.Size) -> bool:

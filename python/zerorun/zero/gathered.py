@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.graph import increment_version
 
 from zerorun import _C
-from zerorun.agreement import share
+from zerorun.agreement import on_any_rank, share
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.shared_unit import register_external_parameter
 from zerorun.model.partition import Partition, partition_of, together
@@ -137,7 +137,8 @@ class GatheredParameters:
             now = local_of(partition.parameter)
             same = now.shape == before.shape and _changes_of(now) == changes
             same = same and torch.equal(_bits(now), _bits(before))
-            if partition.on_any_rank(not same, "changes within GatheredParameters"):
+            what = "changes within GatheredParameters"
+            if on_any_rank(not same, partition.communicator, what):
                 raise _C.InternalError(
                     f"in-place modification of a parameter of shape {tuple(partition.shape)} "
                     "within GatheredParameters without modifier_rank, which would be lost: name "

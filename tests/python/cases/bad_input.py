@@ -40,9 +40,11 @@ def case_what_an_engine_is_not_given() -> None:
         refuses("expected a loss, a scalar tensor", engine.backward, wrong)
     train(engine, 1)
     safe = zerorun.zero
-    for setter in (safe.safe_set_full_optimizer_state, safe.safe_set_local_optimizer_state):
+    for kind in ("full", "local"):
+        setter, getter = (getattr(safe, f"safe_{w}_{kind}_optimizer_state") for w in ("set", "get"))
+        value = getter(model.head.weight, "exp_avg")
         message = "exp_avg of embedding.weight: got float, expected a tensor"  # it is tied
-        refuses(message, setter, model.head.weight, 0.5, "exp_avg")
+        refuses(message, setter, model.head.weight, 0.5 if RANK == 0 else value, "exp_avg")
     more = {"params": [nn.Parameter(torch.ones(1))]}
     refuses("make all groups before", engine.optimizer.add_param_group, more)
     model, engine = started(config(1))

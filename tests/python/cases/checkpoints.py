@@ -44,6 +44,9 @@ def case_tags_and_latest(folder: Path) -> None:
     assert "no checkpoint was loaded" in lines[0]
     train(engine, 1)
     engine.save_checkpoint(folder, tag="epoch_1.pth", exclude_frozen_parameters=None)
+    if WORLD_SIZE > 1:  # a disk of one host, say
+        seen = folder if RANK == 0 else folder / "nothing"
+        raises(zerorun.CheckpointError, str(folder / "nothing"), engine.load_checkpoint, seen)
     train(engine, 1)
     engine.save_checkpoint(folder, "pytorch_model", save_latest=False)
     assert (folder / "latest").read_text().strip() == "epoch_1.pth"

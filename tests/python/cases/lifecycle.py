@@ -47,11 +47,25 @@ def case_a_dropped_engine_leaves_a_usable_model_or_is_freed_with_it() -> None:
         engine.destroy()
         for share in (True, False):
             model = make()
+            register_external_parameter(model, model.embedding.weight)
             _, core = dropped(model, share)
             freed = weakref.ref(model)
             del model
             gc.collect()
             assert (freed(), core()) == (None, None)
+
+
+def case_an_engine_that_inference_mode_has_made_trains_and_leaves_a_model_that_does() -> None:
+    for stage in STAGES:
+        model = make()
+        optimizer = adamw(model)
+        with torch.inference_mode():
+            engine = initialize(model, optimizer, config=config(stage))[0]
+        assert_close(train(engine, 2), reference(steps=2)[0])
+        with torch.inference_mode():
+            engine.destroy()
+        with GatheredParameters(model.parameters()):
+            whole_loss(model, 2).backward()
 
 
 def case_an_initialize_that_fails_late_leaves_the_model_as_it_was() -> None:

@@ -50,13 +50,19 @@ class Mixed(Model):
         down.data = down.data.t().contiguous().t()
         both = torch.cat([self.blocks[2].up.bias.data, self.blocks[1].up.bias.data])
         self.blocks[2].up.bias.data, self.blocks[1].up.bias.data = both.chunk(2)
+        turned = torch.randn(3, dtype=torch.cfloat).conj()  # a view that is not its memory's values
+        self.turned = nn.Parameter(turned, requires_grad=False)
         self.register_buffer("constant", torch.ones(2))
+        self.register_buffer("order", torch.randperm(9))
+        self.register_buffer("phases", torch.randn(2, dtype=torch.cfloat))
 
 
 def case_values_are_rank_zeros_bit_by_bit() -> None:
-    expected = [p.clone() for p in make(Mixed).parameters()]
+    plain = make(Mixed)
+    expected = [p.clone() for p in plain.parameters()]
     for stage, keys in itertools.product(STAGES, ({}, BF16)):
         model, _ = started(config(stage, **keys), Mixed, seed=RANK)
+        assert_same(list(model.buffers()), list(plain.buffers()))
         for parameter, values in zip(model.parameters(), expected, strict=True):
             master = safe_get_full_fp32_param(parameter)
             assert not parameter.requires_grad or torch.equal(master.cpu(), values)

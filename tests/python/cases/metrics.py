@@ -161,6 +161,11 @@ def case_collectives_have_counts_sizes_and_times() -> None:
     only = start(2, comms_logger={"enabled": True, "prof_all": False, "prof_ops": ["all_gather"]})
     train(only, 1)
     assert set(next(iter(only._meter.listeners)).timed) == {"all_gather"}
+    memory = []
+    for at in range(6):  # every rank asks of the engines in one order, wherever they lie
+        memory.append([object() for _ in range(RANK * 50 * at)])
+        train(start(1, comms_logger={"enabled": True}), 1)
+    zerorun.metrics.log_summary(show_straggler=True)
 
 
 def case_monitors_get_deepspeeds_events(folder: Path) -> None:

@@ -162,11 +162,13 @@ class Tabled(Model):
         self.register_buffer("table", torch.empty(32), persistent=False)
         self.register_buffer("saved", torch.empty(3, dtype=torch.long))
         self.register_buffer("freqs_cis", torch.empty(16, dtype=torch.cfloat), persistent=False)
+        self.register_buffer("flags", torch.empty(2, dtype=torch.uint8), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         self.table, self.saved = 1 + torch.arange(32.0), torch.arange(3)
         self.freqs_cis = torch.polar(torch.ones(16), torch.arange(16.0))
+        self.flags.zero_()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return super().forward(tokens) * self.table.mean()

@@ -1,6 +1,8 @@
 """What an engine keeps as it was given: dtypes of buffers and parameters, gradients that were set,
 values in 8 bits."""
 
+from zerorun.optimizers.optimizer import compare_rates
+
 from cases.checkpoints import Normalised, engine_at
 from cases.models import *
 
@@ -239,7 +241,6 @@ def case_buffers_that_are_views_are_shared_saved_and_loaded(folder: Path) -> Non
     engines = [engine_at(2, kind=Expanded, seed=RANK)]
     rows = engines[0].module.rows.clone()
     conjugate = engines[0].module.conjugate.resolve_conj()
-    engines[0].communicator.broadcast(conjugate.view(torch.float32))
     assert torch.equal(rows[0], rows[1])
     engines[0].save_checkpoint(folder)
     engines.append(engine_at(3, kind=Expanded, seed=7))
@@ -247,3 +248,28 @@ def case_buffers_that_are_views_are_shared_saved_and_loaded(folder: Path) -> Non
     engines[1].load_checkpoint(folder)
     assert torch.equal(engines[1].module.rows, rows)
     assert torch.equal(engines[1].module.conjugate, conjugate)
+
+
+def case_the_programs_default_dtype_and_device_are_not_the_engines(folder: Path) -> None:
+    found = set()
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        models, tokens = [make(), make()], part_of(batch_of(0))
+        given = sgd(models[0]), adamw(models[1])
+        torch.set_default_dtype(dtype)
+        torch.set_default_device("cpu" if dtype == torch.float32 else "meta")
+        try:
+            for model, optimizer in zip(models, given, strict=True):
+                engine = shard(model, optimizer=optimizer, stage=2)
+                loss_of(model, tokens).backward()
+                norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1).item()
+                optimizer.step()
+                compare_rates(optimizer.param_groups, engine.communicator)
+                engine.save_checkpoint(folder)
+                engine.load_checkpoint(folder)
+                next(engine.stream_parameters(changed_since=0))
+                engine.measure_peak()
+                found.add((norm, engine._core.parameter_hash()))
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
+    assert len(found) == 2

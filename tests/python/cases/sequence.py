@@ -98,7 +98,8 @@ def case_what_cannot_be_shared_is_refused() -> None:
 
     ids = torch.zeros(1, 2 * WORLD_SIZE, dtype=torch.int64)
     left = (torch.arange(ids.numel()) > 0).long()[None]
-    raises(ValueError, "expected a dictionary with input_ids", load, [ids])
+    for wrong in ([ids], ids, {"labels": ids}, {"input_ids": ids[0] if RANK == 0 else ids}):
+        raises(ValueError, "expected a dictionary with input_ids", load, wrong)
     raises(ValueError, "pad on the right", load, {"input_ids": ids, "attention_mask": left})
     text = "position_ids has shape (1, 1)"
     raises(ValueError, text, load, {"input_ids": ids, "position_ids": ids[:, :1]})

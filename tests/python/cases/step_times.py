@@ -139,6 +139,9 @@ def case_flops_of_a_step_are_those_of_its_tokens(folder: Path) -> None:
         assert metrics["flops"] == 6 * weights * BATCH * 8
         seconds, peak = metrics["step_ms"] / 1e3, engine._meter.work.peak
         assert math.isclose(metrics["mfu"], metrics["flops"] / seconds / peak, rel_tol=1e-6)
+    model = make()
+    model.mask = nn.Parameter(torch.ones(4) > 0, requires_grad=False)  # the first one
+    assert shard(model, stage=1, metrics=folder / "mask.jsonl")._meter.work.peak > 0
     frozen = torch.nn.Linear(4, 8).requires_grad_(False)
     tied = torch.nn.Linear(8, 16, bias=False)
     table = torch.nn.Embedding(16, 8)

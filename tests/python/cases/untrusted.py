@@ -113,6 +113,7 @@ def case_values_of_a_client_state_come_back_as_they_were(folder: Path) -> None:
         "kinds": [torch.float16, torch.device("cpu"), torch.Size([2, 3])],
         "numpy": [np.arange(3.0), np.float32(2), np.random.default_rng(1).bit_generator.state],
         "random": random.Random(1).getstate(),
+        "last": [collections.deque([1, 2], 2), collections.deque([3])],
         "more": {1: b"x", (2, 3): {4, 5}, Path("a/b"): argparse.Namespace(lr=1e-3)},
     }
     engine.save_checkpoint(folder, client_state=state)
@@ -120,6 +121,7 @@ def case_values_of_a_client_state_come_back_as_they_were(folder: Path) -> None:
     for key in ("plain", "numbers", "kinds", "random", "more"):
         assert loaded[key] == state[key], key
         assert type(loaded[key]) is type(state[key])
+    assert repr(loaded["last"]) == repr(state["last"])  # with the length that it may have
     for got, expected in zip(loaded["torch"], state["torch"], strict=True):
         assert torch.equal(got, expected)
         assert got.dtype == expected.dtype
