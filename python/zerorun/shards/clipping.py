@@ -218,14 +218,16 @@ def _clip_in(shards: Shards, parameters: list[nn.Parameter], clip: _Clip) -> tor
         for part in access.owned_gradients(parameters)
     ]
     ranks = shards.communicator
-    all_norms = torch.zeros(ranks.world_size)
+    all_norms = torch.zeros(ranks.world_size, dtype=torch.float64)
     if norms:
         all_norms[ranks.rank] = torch.linalg.vector_norm(torch.stack(norms), clip.norm_type)
-    ranks.all_reduce(all_norms, "sum", "clip_grad_norm_")
+    # Not rounded before they are added: a stage decides what is whose. An integer's sum is the one
+    # rank's bits.
+    ranks.all_reduce(all_norms.view(torch.int64), "sum", "clip_grad_norm_")
     norm = torch.linalg.vector_norm(all_norms, clip.norm_type) * shards.core.gradient_average
     clip.check(norm)
     factor = clip.max_norm / (norm.item() + 1e-6)
     # A gradient that is not finite stays, so that the step sees it and is skipped.
     if factor < 1.0 and norm.isfinite():
         access.scale_gradients(parameters, factor)
-    return norm.to(shards.device)
+    return norm.to(shards.device, torch.float32)
