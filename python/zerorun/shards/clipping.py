@@ -200,10 +200,12 @@ def _clip(
         for part in access.owned_gradients(own)
     ]
     ranks = shards.communicator
-    all_norms = torch.zeros(ranks.world_size, dtype=torch.float32, device="cpu")
+    all_norms = torch.zeros(ranks.world_size, dtype=torch.float64, device="cpu")
     if norms:
         all_norms[ranks.rank] = torch.linalg.vector_norm(torch.stack(norms), order)
-    ranks.all_reduce(all_norms, "sum", "clip_grad_norm_")
+    # Not rounded before they are added: a stage decides what is whose. An integer's sum is the one
+    # rank's bits.
+    ranks.all_reduce(all_norms.view(torch.int64), "sum", "clip_grad_norm_")
     norm = torch.linalg.vector_norm(all_norms, order) * shards.core.gradient_average
     if error_if_nonfinite and not norm.isfinite():
         raise RuntimeError(
@@ -214,4 +216,4 @@ def _clip(
     # A gradient that is not finite stays, so that the step sees it and is skipped.
     if factor < 1.0 and norm.isfinite():
         access.scale_gradients(own, factor)
-    return norm.to(shards.device)
+    return norm.to(shards.device, torch.float32)

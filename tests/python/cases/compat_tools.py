@@ -27,6 +27,11 @@ def case_checkpointing_recomputes_with_the_same_random_numbers() -> None:
     assert len(calls) == 2
     assert_same(gradient(checkpointing.checkpoint), plain)
     assert len(calls) == 2 + 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(torch.nn.Linear(8, 8))  # as RWKV's and Megatron's fused layers
+    checkpointing.checkpoint(scripted, torch.ones(4, 8, requires_grad=True)).sum().backward()
+    assert scripted.weight.grad.eq(4).all()
     settings = {"activation_checkpointing": {"cpu_checkpointing": True, "number_checkpoints": 2}}
     checkpointing.configure(None, deepspeed_config=settings, partition_activations=True)
     assert checkpointing.is_configured()

@@ -172,12 +172,14 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     states = _tracker.get_states()
     if _state.in_cpu and get_accelerator().device_name() != "cpu":
         return _with_inputs_on_the_host(functools.partial(function, **kwargs), states, *args)
-    return torch.utils.checkpoint.checkpoint(
-        functools.partial(function, **kwargs),
-        *args,
-        use_reentrant=False,
-        context_fn=lambda: (contextlib.nullcontext(), _tracked(states)),
-    )
+    # To the end, as DeepSpeed: TorchScript does not pass on the exception that stops early.
+    with torch.utils.checkpoint.set_checkpoint_early_stop(False):
+        return torch.utils.checkpoint.checkpoint(
+            functools.partial(function, **kwargs),
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), _tracked(states)),
+        )
 
 
 non_reentrant_checkpoint = checkpoint
