@@ -244,7 +244,10 @@ void GradientReducer::end_batch(bool new_order) {
 }
 
 void GradientReducer::wait() {
-  for (const Bucket& bucket : buckets_) bucket.grads.done.synchronize();
+  for (const Bucket& bucket : buckets_) {
+    bucket.grads.done.synchronize();
+    bucket.grads.host_ready.synchronize();
+  }
   trim();
 }
 

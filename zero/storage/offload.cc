@@ -151,6 +151,7 @@ Event HostGradients::take(Bucket& bucket, TensorView reduced, Output output, Str
                            bucket.reduced_part(chunk.begin, chunk.numel()));
       pipeline_.fetched();
     }
+    pipeline_.stream().wait(done);  // of a rank that has nothing of the bucket on its host
     gradients.host_ready = copied = pipeline_.stream().record();
   }
   if (in_slot) slots_.release(slots_.last(), copied);

@@ -158,6 +158,10 @@ class GatherHooks:
                 for tensor in recorded(tensors) if is_transformed() else tensors:
                     if tensor.grad_fn is not None:
                         tensor.register_hook(call.begin_backward)
+                        # A view that changes in place leaves the node with its hook.
+                        base = tensor._base
+                        if base is not None and base.grad_fn is not None:
+                            base.register_hook(call.begin_backward)
             views = views_in(tensors, self._unit_in)
             if views or not complete:
                 return self._hand_out(call, result, complete, views)

@@ -84,6 +84,20 @@ def case_a_second_backward_is_clipped_too() -> None:
             assert engine.get_global_grad_norm() == pytest.approx(left.item(), rel=1e-5)
 
 
+def case_a_second_backward_is_read_where_it_is_stored() -> None:
+    """With a part of the states offloaded, and of small buckets none of a rank's."""
+    plain = make()
+    for step in range(2):
+        whole_loss(plain, step).backward()
+    whole = [p.grad for p in plain.parameters()]
+    zero = {"overlap_comm": True, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}
+    for stage in set(STAGES) - {0}:
+        model, _ = started(config(stage, zero), optimizer=sgd)
+        for step in range(2):
+            own_loss(model, step).backward()
+        torch.testing.assert_close(gradients_of(model), whole)
+
+
 def case_other_dtypes_and_places_are_clipped_too() -> None:
     plain = make()
     loss_of(plain, batch_of(0)).backward()

@@ -221,6 +221,14 @@ class Regularised(Foreign):
         return x
 
 
+class Rectified(nn.Sequential):
+    """Changes what a unit returns, a view, in place."""
+
+    def __init__(self) -> None:
+        up, down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        super().__init__(up, nn.ReLU(inplace=True), down)
+
+
 class Bypassing(nn.Module):
     """Calls what is in its units, and none of them."""
 
@@ -334,7 +342,7 @@ SINGLE: dict[str, Callable[[Drawn], nn.Module]] = {
     "recurrent": lambda _: Recurrent(WIDTH, WIDTH, batch_first=True),
     **{
         kind.__name__: lambda _, kind=kind: kind()
-        for kind in (Lists, Foreign, Regularised, Bypassing, Routing, Summing)
+        for kind in (Lists, Foreign, Regularised, Rectified, Bypassing, Routing, Summing)
     },
     **{way: lambda _, way=way: Handing(way) for way in WAYS},
 }
