@@ -149,14 +149,14 @@ class ZeroEngine(ShardedModule):
         self._end_stream("a step")
         self._micro_step_applied = False
         if self._core.is_last_micro_step:  # what is wrong shows before anything is used up
-            self._shards.saver.poll()
             self._layout.check_frozen()
             if self.global_steps % _CHECK_EVERY == 0:
                 self._layout.check_unchanged(self.module)
             # Without a backward there may be gradients that the program made.
             self._shards.writes.check_assigned(everything=self._core.phase == "idle")
         self._shards.release_all()
-        if self._core.end_micro_step():
+        ended = self._core.end_micro_step()
+        if ended:
             result = self.optimizer.update()
             if not result.had_gradient:
                 warn("step() without a backward since the last one: nothing has changed")
@@ -175,6 +175,8 @@ class ZeroEngine(ShardedModule):
         self.micro_steps += 1
         samples = self.batch.train_batch_size // self.batch.accumulation_steps
         self._meter.finish_micro_step(samples, self.micro_steps)
+        if ended:  # collective: only here have all ranks reduced what some of them had to
+            self._shards.saver.poll()
 
     def _check_passes(self, what: str) -> None:
         """Raises ConfigError if gradients of a part of a backward are among the batch's."""

@@ -138,7 +138,7 @@ class GatherHooks:
         stack.append((module, call))
         call.add(units)
         if torch.is_grad_enabled():
-            given = tensors_in((args, kwargs))[0]
+            call.given = given = tensors_in((args, kwargs))[0]
             for tensor in recorded(given) if is_transformed() else given:
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.end_backward)
@@ -160,13 +160,14 @@ class GatherHooks:
                         tensor.register_hook(call.begin_backward)
                         # A view that changes in place leaves the node with its hook.
                         base = tensor._base
-                        if base is not None and base.grad_fn is not None:
+                        if base is not None and base.grad_fn is not None and call.made(base):
                             base.register_hook(call.begin_backward)
             views = views_in(tensors, self._unit_in)
             if views or not complete:
                 return self._hand_out(call, result, complete, views)
             return None
         finally:
+            call.given = ()
             if torch._C._current_graph_task_id() >= 0:  # the backward to come is another call's
                 self._keep_frozen(call.units)
                 call.let_go()

@@ -27,13 +27,14 @@ Views = list[tuple[torch.Tensor, SharedUnit]]
 class ModuleCall:
     """One forward of a module, and the backward that belongs to it."""
 
-    __slots__ = ("copies", "held", "hooks", "units")
+    __slots__ = ("copies", "given", "held", "hooks", "units")
 
     def __init__(self, hooks: Any, copies: "AutocastCopies | None" = None) -> None:
         self.units: list[SharedUnit] = []  # the acquired ones
         self.hooks = hooks  # GatherHooks, which made the call
         self.held: list[SharedUnit] | None = None  # by backward
         self.copies = copies  # under autocast, which may also begin within
+        self.given: Sequence[torch.Tensor] = ()  # the tensors that it takes, until its end
 
     def add(self, units: Sequence[SharedUnit], autocast: bool = False) -> None:
         """`autocast`: it has begun within the call."""
@@ -49,6 +50,10 @@ class ModuleCall:
         for unit in self.units:
             unit.forwards -= 1
             unit.leave()
+
+    def made(self, base: torch.Tensor) -> bool:
+        """True if what a result is a view of was made in the call, whose backward it then begins."""
+        return not any(base is each or base is each._base for each in self.given)
 
     def begin_backward(self, _grad: Any = None) -> None:
         if self.held is not None:
