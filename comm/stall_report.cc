@@ -19,15 +19,16 @@ namespace zerorun {
 
 namespace {
 
-// So that a host's ranks fit into a value of the store.
-constexpr size_t kMaxStackBytes = size_t{16} << 10;
+constexpr size_t kMaxStackBytes = size_t{16} << 10;  // of a rank
+// Of a host's ranks, so that they fit into a value of the store.
+constexpr size_t kMaxHostStackBytes = size_t{384} << 10;
 constexpr size_t kMaxWaitingLines = 32;
 constexpr size_t kMaxStacks = 8;
 constexpr const char* kEnded = "has ended";
 
-nlohmann::json lines_of(const std::string& text) {
+nlohmann::json lines_of(const std::string& text, size_t max_bytes) {
   nlohmann::json lines = nlohmann::json::array();
-  std::istringstream stream(text.substr(0, kMaxStackBytes));
+  std::istringstream stream(text.substr(0, max_bytes));
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
   return lines;
 }
@@ -38,7 +39,7 @@ std::string text_of(const nlohmann::json& lines) {
   return text;
 }
 
-nlohmann::json json_of(const RankActivity& rank) {
+nlohmann::json json_of(const RankActivity& rank, size_t max_stack_bytes = kMaxStackBytes) {
   return {{"rank", rank.rank},
           {"pid", rank.pid},
           {"host", rank.host},
@@ -47,7 +48,7 @@ nlohmann::json json_of(const RankActivity& rank) {
           {"label", rank.label},
           {"waits_for", rank.waits_for ? nlohmann::json(*rank.waits_for) : nlohmann::json()},
           {"waited_s", rank.waited_s},
-          {"python_stack", lines_of(rank.python_stacks)}};
+          {"python_stack", lines_of(rank.python_stacks, max_stack_bytes)}};
 }
 
 RankActivity activity_of(const nlohmann::json& entry) {
@@ -217,7 +218,10 @@ void StallReport::write() const {
 
 std::string encode_activities(const std::vector<RankActivity>& ranks) {
   nlohmann::json entries = nlohmann::json::array();
-  for (const RankActivity& rank : ranks) entries.push_back(json_of(rank));
+  const size_t share = kMaxHostStackBytes / std::max<size_t>(1, ranks.size());
+  for (const RankActivity& rank : ranks) {
+    entries.push_back(json_of(rank, std::min(share, kMaxStackBytes)));
+  }
   return dump(entries);
 }
 

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -264,6 +266,7 @@ struct AsyncSaver::Impl {
   EngineStates& engine;
   Communicator& comm;
   const AsyncOptions options;
+  const pid_t process = getpid();
   Buffer memory;
   const std::unique_ptr<CpuStream> thread = make_worker_stream("zerorun-save");
   std::unique_ptr<BackgroundSave> save;
@@ -294,6 +297,10 @@ AsyncSaver::AsyncSaver(EngineStates& engine, Communicator& comm, const AsyncOpti
     : impl_(std::make_unique<Impl>(engine, comm, options)) {}
 
 AsyncSaver::~AsyncSaver() {
+  if (getpid() != impl_->process) {  // a forked child has no thread, and the files are its parent's
+    impl_.release();                 // NOLINT(bugprone-unused-return-value)
+    return;
+  }
   const State last = state();
   const bool is_complete = last == State::saved && !impl_->save->needs_all();
   if (last == State::idle || is_complete) return;

@@ -12,7 +12,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "core/check.h"
 #include "core/parallel.h"
 #include "device/cpu/convert-inl.h"
 
@@ -323,13 +322,6 @@ constexpr int64_t kGrainBytes = int64_t{256} << 10;
 }  // namespace
 
 void reduce(const Reduction& reduction, TensorView out) {
-  const bool exact = out.dtype == reduction.dtype &&
-                     (reduction.dtype == DType::fp32 || reduction.dtype == DType::int64);
-  const auto is_float = [](DType dtype) { return dtype != DType::int64 && dtype != DType::uint8; };
-  const bool known =
-      exact || (reduction.op == ReduceOp::sum && is_float(reduction.dtype) && is_float(out.dtype));
-  ZR_CHECK(known && !reduction.sources.empty(), "cannot reduce {} to {}", name_of(reduction.dtype),
-           name_of(out.dtype));
   const bool in_place = std::find(reduction.sources.begin(), reduction.sources.end(), out.data) !=
                         reduction.sources.end();
   const bool stream = !in_place && out.nbytes() >= kStreamBytes;

@@ -57,8 +57,8 @@ float encode_block(const float* HWY_RESTRICT values, uint8_t* HWY_RESTRICT codes
     const auto bits = hn::BitCast(di, hn::LoadU(d, values + i));
     largest = hn::Max(largest, hn::And(bits, positive));
   }
-  const float found = std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, largest)));
-  const float scale = found < Block8::kMinScale ? 0.0F : found;
+  const float scale =
+      Block8::scale_of_magnitude(static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest))));
   const bool usable = scale > 0.0F && std::isfinite(scale);
   const auto inverse = hn::Set(d, usable ? 1.0F / scale : 0.0F);
   // With a scale of zero or one that is not finite, all codes are equal.

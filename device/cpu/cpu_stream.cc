@@ -1,6 +1,7 @@
 #include "device/cpu/cpu_stream.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <deque>
@@ -72,12 +73,15 @@ class Progress {
     const std::lock_guard lock(mutex_);
     return error_ != nullptr;
   }
-  // Blocks until `ticket` tasks have finished; rethrows the stream's error.
+  // Blocks until `ticket` tasks have finished; rethrows the stream's error. In a forked child,
+  // which does not have the thread, throws InternalError unless they had before.
   void wait(uint64_t ticket) const {
     std::exception_ptr error;
     {
       std::unique_lock lock(mutex_);
       if (finished_ < ticket) {
+        ZR_CHECK(getpid() == process_,
+                 "a stream of the process that forked this one is waited for");
         const StreamWait wait(waits_);
         changed_.wait(lock, [&] { return finished_ >= ticket; });
       }
@@ -92,6 +96,7 @@ class Progress {
     Then then;
   };
 
+  const pid_t process_ = getpid();
   WaitClock waits_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
@@ -130,22 +135,29 @@ class WorkerStream final : public CpuStream {
   WorkerStream(const WorkerStream&) = delete;
   WorkerStream& operator=(const WorkerStream&) = delete;
   ~WorkerStream() override {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
+    // A forked child does not have the thread. It may destroy neither what that waits for nor
+    // tasks, which would tell the ranks that they were skipped.
+    if (getpid() != process_) {
+      worker_.detach();
+      queue_.release();  // NOLINT(bugprone-unused-return-value)
+      return;
     }
-    changed_.notify_one();
+    {
+      const std::lock_guard lock(queue_->mutex);
+      queue_->closing = true;
+    }
+    queue_->changed.notify_one();
     worker_.join();
   }
 
   void submit(std::function<void()> task) override {
     ZR_CHECK(task != nullptr, "got an empty task");
     {
-      const std::lock_guard lock(mutex_);
-      tasks_.push_back(std::move(task));
-      ++submitted_;
+      const std::lock_guard lock(queue_->mutex);
+      queue_->tasks.push_back(std::move(task));
+      ++queue_->submitted;
     }
-    changed_.notify_one();
+    queue_->changed.notify_one();
   }
   Event record() override { return Event(std::make_shared<WorkerEvent>(progress_, submitted())); }
   void wait(const Event& event) override {
@@ -160,8 +172,8 @@ class WorkerStream final : public CpuStream {
 
  private:
   uint64_t submitted() const {
-    const std::lock_guard lock(mutex_);
-    return submitted_;
+    const std::lock_guard lock(queue_->mutex);
+    return queue_->submitted;
   }
 
   void run() {
@@ -183,20 +195,25 @@ class WorkerStream final : public CpuStream {
   // Waits for the next task. Returns an empty function if the stream is being destroyed and all
   // work is done.
   std::function<void()> next_task() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return closing_ || !tasks_.empty(); });
-    if (tasks_.empty()) return nullptr;
-    std::function<void()> task = std::move(tasks_.front());
-    tasks_.pop_front();
+    std::unique_lock lock(queue_->mutex);
+    queue_->changed.wait(lock, [&] { return queue_->closing || !queue_->tasks.empty(); });
+    if (queue_->tasks.empty()) return nullptr;
+    std::function<void()> task = std::move(queue_->tasks.front());
+    queue_->tasks.pop_front();
     return task;
   }
 
+  struct Queue {
+    std::mutex mutex;  // protects all of it
+    std::condition_variable changed;
+    std::deque<std::function<void()>> tasks;
+    uint64_t submitted = 0;
+    bool closing = false;
+  };
+
+  const pid_t process_ = getpid();
   const std::shared_ptr<Progress> progress_;
-  mutable std::mutex mutex_;  // protects the members below, except worker_
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
-  uint64_t submitted_ = 0;
-  bool closing_ = false;
+  std::unique_ptr<Queue> queue_ = std::make_unique<Queue>();
   std::thread worker_;
 };
 

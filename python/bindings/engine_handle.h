@@ -61,7 +61,10 @@ struct EngineOwner {
   EngineOwner& operator=(const EngineOwner&) = delete;
   // pybind11 throws only before the module is there.
   ~EngineOwner() {  // NOLINT(bugprone-exception-escape)
-    drop_pending();
+    if (!pending.empty() && Py_IsInitialized() != 0) {
+      const pybind11::gil_scoped_acquire acquire;
+      pending = {};
+    }
     const WithoutGil unlocked;
     // The tensor library's kernels may still use the memory that goes now.
     if (gpu != nullptr) gpu->drain();
@@ -92,13 +95,6 @@ struct EngineOwner {
   Config config;
   std::unique_ptr<Engine> engine;
   PendingGradients pending;  // empty on the CPU
-
- private:
-  void drop_pending() {
-    if (pending.empty() || Py_IsInitialized() == 0) return;
-    const pybind11::gil_scoped_acquire acquire;
-    pending = {};
-  }
 };
 
 // Python's reference to an engine; empty once it was closed.

@@ -29,7 +29,13 @@ class GradientCollector {
   void on_gradient(ParameterId id, py::handle parameter) {
     py::object gradient = parameter.attr(grad_name_);
     if (gradient.is_none()) return;
-    const TensorView source = read(id, gradient);
+    TensorView source = read(id, gradient);
+    // A view that PyTorch negates where it reads it, as of the imaginary part of a conjugate. Of
+    // more elements autograd makes a copy, for their strides.
+    if (source.numel == 1 && gradient.attr("is_neg")().cast<bool>()) {
+      gradient = gradient.attr("resolve_neg")();
+      source = read(id, gradient);
+    }
     Engine& engine = owner_->enter();
     if (owner_->gpu == nullptr) {
       const py::gil_scoped_release release;

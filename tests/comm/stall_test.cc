@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "comm/rendezvous/store_server.h"
 #include "comm/stall_report.h"
 #include "tests/comm/processes.h"
 
@@ -123,6 +124,13 @@ TEST_F(StallTest, ActivitiesSurviveTheirWayThroughTheStore) {
       decode_activities(encode_activities({rank})),
       ElementsAre(::testing::FieldsAre(5, 77, "b", "waits", rank.operation, "x", std::optional(3),
                                        12.5, StartsWith("f\nno utf-8: "))));
+  // Of as many ranks as a host may have, all with long texts.
+  RankActivity busy{.host = std::string(64, 'h'),
+                    .state = "sleeps, outside of collectives",
+                    .operation = std::string(150, 'o'),
+                    .label = std::string(63, 'l')};
+  for (int line = 0; line < 1000; ++line) busy.python_stacks += "  File \"a.py\", line 1 in f\n";
+  EXPECT_LE(encode_activities(std::vector(1024, busy)).size(), store_protocol::kMaxBytes - 100);
   EXPECT_THROW(decode_activities("[{}]"), CommError);
   EXPECT_THROW(decode_activities("nothing"), CommError);
 }

@@ -1,5 +1,8 @@
 #include "device/cpu/cpu_stream.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "device/slot_ring.h"
 #include "tests/common.h"
 #include "tests/gate.h"
@@ -83,6 +86,30 @@ TEST(WorkerStream, DestructionFinishesSubmittedWork) {
   EXPECT_EQ(count, 100);
   EXPECT_TRUE(last.ready());
   last.synchronize();  // outlives its stream
+}
+
+TEST(WorkerStream, EndsInAForkedChildWhichHasNotItsThread) {
+  Gate begun;
+  Gate gate;
+  auto idle = make_worker_stream("idle");
+  auto busy = make_worker_stream("busy");
+  busy->submit([&] {
+    begun.open();
+    gate.pass();
+  });
+  begun.pass();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    const bool waits = error_of<InternalError>([&] { busy->synchronize(); }).empty();
+    busy.reset();
+    idle.reset();
+    _exit(waits ? 1 : 0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  gate.open();
 }
 
 TEST(WorkerStream, TaskIsDestroyedBeforeItsEventHappens) {

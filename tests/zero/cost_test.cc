@@ -73,6 +73,14 @@ TEST(Cost, FrozenParametersHoldNoGradientAndNoOptimizerBytes) {
     const double expected = (trainable * 16 + frozen * 2) / 2;
     EXPECT_NEAR(static_cast<double>(engine.model_state_bytes()) / expected, 1.0, 0.03);
   });
+  // Nor any of the sum of a batch's first round, which the second one keeps.
+  run_engines({.config = config_of(0), .specs = specs}, [](Engine& engine, Communicator&) {
+    for (int round = 0; round < 2; ++round) {
+      write_gradients(engine, [](ParameterId, int64_t) { return 1.0F; });
+      engine.reduce_gradients();
+    }
+    EXPECT_EQ(live_bytes(engine, MemoryCategory::buckets), 2 * 256 * kHidden);
+  });
 }
 
 TEST(Cost, BucketsInFlightAreBounded) {

@@ -129,7 +129,7 @@ GradientNorm::Result GradientNorm::read() {
     synchronize_soon(found_all_, kPatience);
   }
   clear_host();  // not before: it may be read as late as that
-  const std::span words = found_words();
+  const auto words = view_of(found_, DType::int64, view_.numel).span<const int64_t>();
   ExactSum sum = ExactSum::from_words(words.first(ExactSum::kWords));
   if (has_host_) {
     sum.merge(ExactSum::from_words(words.subspan(ExactSum::kWords, ExactSum::kWords)));

@@ -65,10 +65,6 @@ class GradientNorm {
  private:
   void clear_host();
   size_t ranks() const { return static_cast<size_t>(context_.groups.job().world_size()); }
-  std::span<const int64_t> found_words() const {
-    return {view_of(found_, DType::int64, view_.numel).as<const int64_t>(),
-            static_cast<size_t>(view_.numel)};
-  }
   // The intervals of `reduced` that this rank owns. `reduced` holds elements of the stored range
   // from `begin` on.
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,

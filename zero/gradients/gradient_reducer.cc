@@ -267,7 +267,8 @@ void GradientReducer::begin_round() {
 
 // Before anything changes: without memory for one of them the batch is as it was.
 void GradientReducer::allocate_earlier_sums() {
-  for (Bucket& bucket : buckets_) {
+  for (const int index : batch_.schedule().order()) {  // not frozen
+    Bucket& bucket = buckets_[index];
     const TensorView shape{nullptr, bucket.stored.host_from,
                            context_.sharding.precision.accum_dtype};
     Buffer& earlier = bucket.grads.earlier;

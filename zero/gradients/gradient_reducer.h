@@ -32,7 +32,6 @@ class GradientReducer {
                   Stream& stream, Offload* offload);
 
   GradientBatch& batch() { return batch_; }
-  const GradientBatch& batch() const { return batch_; }
   // Of each reduced bucket of the batch's last round.
   GradientNorm& norm() { return norm_; }
   // Sees each bucket before the reduction, if the next overflow would be fatal.

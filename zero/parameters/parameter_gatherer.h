@@ -103,7 +103,6 @@ class ParameterGatherer {
 
   // Gathers the results of a step; see UpdatedParameters.
   UpdatedParameters& updates() { return updates_; }
-  const UpdatedParameters& updates() const { return updates_; }
 
   // A hash, below kMaxOrderHash, of the collective gathers so far. If it differs between ranks,
   // they have gathered different modules at the same time and their full parameters are wrong.

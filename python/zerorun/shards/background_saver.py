@@ -85,6 +85,13 @@ class BackgroundSaver:
 @functools.cache
 def _finish_at_exit() -> None:
     atexit.register(_finish)
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    """What is under way is the parent's."""
+    for saver in STATE.savers:
+        saver._is_pending = False
 
 
 def _finish() -> None:

@@ -5,6 +5,8 @@ import atexit
 import resource
 import signal
 
+from zerorun.shards import background_saver
+
 from cases.checkpoints import Normalised
 from cases.models import *
 
@@ -45,6 +47,19 @@ def case_engines_that_went_leave_nothing_for_the_end_of_the_program(folder: Path
         gc.collect()
         counts.add((atexit._ncallbacks(), len(weakref.finalize._registry)))
     assert len(counts) == 1, counts
+
+
+def case_a_forked_process_leaves_a_save_to_its_parent(folder: Path) -> None:
+    _, engine = started(config(2), lambda: nn.Linear(2000, 2000))
+    engine.save_checkpoint(folder / "run", "tag", blocking=False)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        background_saver._finish()  # as at its end
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    engine.wait_for_checkpoint()
+    assert engine.load_checkpoint(folder / "run")[0] == str(folder / "run" / "tag")
 
 
 @contextlib.contextmanager

@@ -21,8 +21,17 @@ def case_the_first_backward_of_a_process_may_recompute() -> None:
     assert_close(trained(3, NonReentrant)[0], reference(kind=NonReentrant)[0])
 
 
+class Negated(Scaled):
+    """The same; the gradient of one element is a view that PyTorch negates when it reads it."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        scale = torch.complex(torch.zeros_like(self.scale), self.scale).conj()
+        return Model.forward(self, tokens) * (scale.real - scale.imag)
+
+
 def case_all_stages_equal_torch_and_each_other() -> None:
     check_kind(Model)
+    assert_close(trained(3, Negated)[0], reference(kind=Scaled)[0])
     check_kind(Inside)  # which reads a parameter of a module that it calls
 
 
