@@ -110,14 +110,21 @@ def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
     deepspeed.utils.set_log_level_from_string("warning")
     raises(ValueError, "loud", log.set_log_level_from_string, "loud")
     assert log.get_dist_msg("here", [RANK]) == f"[Rank {RANK}] here"
-    assert log.get_dist_msg("here", [RANK + 1]) is None
+    assert log.get_dist_msg("here", [RANK + 1]) is log.get_dist_msg("nowhere") is None
+    with logged("DeepSpeed") as lines:
+        for _ in range(2):
+            log.logger.warning_once("seen once")
+    assert lines == ["WARNING seen once"]
     log.print_json_dist({"loss": 1}, [-1], str(folder / f"message{RANK}"))
     assert json.loads((folder / f"message{RANK}").read_text()) == {"loss": 1, "rank": RANK}
     timers = deepspeed.utils.timer.SynchronizedWallClockTimer()
     timers("step").start()
     raises(AssertionError, "already", timers("step").start)
-    timers("step").stop()
+    timers("step").stop(reset=True, record=False)
     assert timers.has_timer("step")
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        timers.log(["step"], reset=False)
+    assert ("time (ms) | step: " in text.getvalue()) == (RANK == 0)
     assert timers("step").elapsed(reset=False) == sum(timers("step").records) * 1000
     assert timers.get_mean(["step", "other"]).keys() == {"step"}
     assert timers("step").records == []
