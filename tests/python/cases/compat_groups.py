@@ -211,6 +211,8 @@ def case_sizes_of_a_mesh_let_ranks_share_sequences() -> None:
     assert ranks(engine.data_parallel_group) == [part, part + 2]
     assert (groups._get_data_parallel_world_size(), groups._get_data_parallel_rank()) == (2, row)
     assert ranks(engine.seq_data_parallel_group) == [0, 1, 2, 3]
+    with groups.of_engine(None, None):  # not for the mesh of a case before
+        assert groups._get_broadcast_src_rank() == 0  # of that group
 
 
 def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
