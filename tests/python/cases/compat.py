@@ -222,10 +222,12 @@ def case_a_group_of_one_is_gloos_and_keeps_its_timeout(folder: Path) -> None:
         deepspeed.init_distributed("nccl", timeout=datetime.timedelta(seconds=77))
         options = dist.group.WORLD._get_backend(torch.device("cpu")).options
         print(dist.get_backend(), dist.get_world_size(), options._timeout)
+        print(deepspeed.init_distributed.__defaults__[4])
     """)
     hidden = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     alone = {key: value for key, value in os.environ.items() if key not in hidden}
+    alone |= {"DEEPSPEED_TIMEOUT": "7"}  # minutes, unless the program says otherwise
     command = [f"{sys.prefix}/bin/python", str(script)]  # which has imported PyTorch
     result = subprocess.run(command, env=alone, capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["gloo", "1", "0:01:17"]
+    assert result.stdout.split() == ["gloo", "1", "0:01:17", "0:07:00"]
     assert "the ranks run on CPUs: it is gloo" in result.stderr

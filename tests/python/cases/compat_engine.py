@@ -51,6 +51,24 @@ def case_consolidated_weights_are_on_rank_zero() -> None:
     left_out = engine.module_state_dict(exclude_frozen_parameters=True)
     assert list(whole) == list(make().state_dict())
     assert set(whole) - set(left_out) == {"embedding.weight", "head.weight"}
+    assert list(engine.module_state_dict(None, "its.")) == [f"its.{name}" for name in whole]
+
+
+def case_values_for_the_module_are_those_of_a_checkpoint() -> None:
+    def add(src: dict, dst: torch.nn.Module) -> None:
+        for name, parameter in dst.named_parameters():
+            parameter.data.copy_(src[name])
+
+    expected = make().requires_grad_(False)
+    for stage, fetch in ((2, False), (2, True), (3, True)):
+        engine, *_ = start(stage)
+        for load in (None, add):
+            torch._foreach_add_(list(expected.parameters()), 1)
+            values = {"module": expected.state_dict()}
+            engine.load_module_state_dict(values, custom_load_fn=load, fetch_z3_params=fetch)
+            if load is None or fetch:
+                assert_values(engine.module, expected, rtol=0, atol=0)
+    raises(zerorun.ConfigError, "at stage 3", engine.load_module_state_dict, values)
 
 
 def case_bf16_training_is_the_same_at_every_stage_and_under_zero_init() -> None:

@@ -3,7 +3,7 @@
 import deepspeed
 from deepspeed.moe import utils as moe
 from deepspeed.moe.layer import MoE
-from deepspeed.moe.sharded_moe import _AllToAll, top1gating, top2gating, topkgating
+from deepspeed.moe.sharded_moe import TopKGate, _AllToAll, top1gating, top2gating, topkgating
 from deepspeed.runtime.pipe import topology as grids
 from deepspeed.sequence.layer import DistributedAttention, _SeqAllToAll, single_all_to_all
 from deepspeed.utils import groups
@@ -185,12 +185,18 @@ def case_gates_keep_to_the_capacity() -> None:
         _, _, mask, _ = topkgating(logits[:4], 3, 1.0, 8, drop_policy=policy)
         assert (mask.shape, mask.sum()) == ((4, 4, 8), 12)
     raises(ValueError, "drop_policy", topkgating, logits, 2, 1.0, 2, drop_policy="x")
+    rest = (None, None, True, True, None, True)  # of DeepSpeed's arguments
+    raises(NotImplementedError, "sparse_routes", top1gating, logits, 1.0, 2, *rest)
+    gate = TopKGate(4, 4)
+    gate.capacity_factor = 2.0
+    assert gate(logits)[1].shape == (40, 4, 20)
 
 
 def case_layers_that_cannot_be_are_errors() -> None:
     expert = nn.Linear(4, 4)
     raises(ValueError, "do not divide num_experts=3", MoE, 4, expert, 3, ep_size=2)
     raises(NotImplementedError, "use_tutel", MoE, 4, expert, 2, use_tutel=True)
+    raises(NotImplementedError, "mp_size=2", groups._create_expert_and_data_parallel, 2, 2)
     raises(ValueError, "noisy_gate_policy", MoE, 4, expert, 2, noisy_gate_policy="no")
     layer = MoE(4, expert, 2, ep_size=2)
     raises(ValueError, "call deepspeed.initialize", layer, torch.zeros(3, 4))
@@ -211,6 +217,8 @@ def case_sizes_of_a_mesh_let_ranks_share_sequences() -> None:
     assert ranks(engine.data_parallel_group) == [part, part + 2]
     assert (groups._get_data_parallel_world_size(), groups._get_data_parallel_rank()) == (2, row)
     assert ranks(engine.seq_data_parallel_group) == [0, 1, 2, 3]
+    with groups.of_engine(None, None):  # not for the mesh of a case before
+        assert groups._get_broadcast_src_rank() == 0  # of that group
 
 
 def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

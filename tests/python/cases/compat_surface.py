@@ -89,8 +89,8 @@ def case_cycles_take_deepspeeds_arguments_and_tell_their_shape() -> None:
     assert (cycle.skip_lr_decay, cycle.skip_mom_decay) == (True, True)
     assert cycle.get_mom() == [(0.9, 0.99)]
     assert cycle.optimizer.param_groups[0]["betas"] == (0.8, 0.99)
-    for _ in range(4):
-        cycle.step()
+    for iteration in range(4):
+        cycle.step(batch_iteration=iteration)
     assert cycle.get_mom()[0][0] == cycle.optimizer.param_groups[0]["betas"][0]
     assert abs(cycle.get_last_lr()[0] - 0.1) < 1e-9  # the top, after cycle_first_step_size
     steps = {"cycle_first_step_size": 3, "cycle_second_step_size": 1, "cycle_first_stair_count": 2}

@@ -36,15 +36,31 @@ def case_checkpointing_recomputes_with_the_same_random_numbers() -> None:
     checkpointing.configure(None, deepspeed_config=settings, partition_activations=True)
     assert checkpointing.is_configured()
     assert_same(gradient(checkpointing.checkpoint), plain)
+    kind, graph = type(deepspeed.get_accelerator()), torch.autograd.graph
+    with (
+        mock.patch.object(kind, "device_name", return_value="cuda"),
+        mock.patch.object(graph, "save_on_cpu", return_value=graph.save_on_cpu()),
+    ):
+        value, named = torch.ones(2), torch.ones(2, requires_grad=True)
+        for _ in range(2):
+            value = checkpointing.checkpoint(lambda x, y: x * y, value, y=named * 2)
+        value.sum().backward()
+    assert named.grad.tolist() == [8, 8]
     outputs: list[torch.Tensor] = []
     checkpointing.CheckpointFunction.apply(lambda x: x * 2, outputs, torch.ones(2))
     assert outputs[0].tolist() == [2, 2]
     raises(ValueError, "no state other", lambda: tracker.fork("other").__enter__())
     raises(ValueError, "is in use", tracker.add, "second", 7 + 2718)
-    grid = types.SimpleNamespace(get_model_parallel_world_size=lambda: 2)
+    sizes = {"world_size": 2, "rank": 1}
+    methods = {f"get_tensor_model_parallel_{what}": lambda n=n: n for what, n in sizes.items()}
+    grid = types.SimpleNamespace(**methods)
     text = "partition_activations"
     raises(NotImplementedError, text, checkpointing.configure, grid, partition_activations=True)
-    checkpointing.configure(None)
+    for mpu, rank in ((None, 0), (grid, 1), (None, 1)):
+        checkpointing.configure(mpu)
+        checkpointing.model_parallel_cuda_manual_seed(7)
+        assert tracker.seeds_ == {7 + 2718 + rank}
+    checkpointing._forget()
     torch.set_rng_state(kept)
 
 
@@ -115,14 +131,21 @@ def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
     deepspeed.utils.set_log_level_from_string("warning")
     raises(ValueError, "loud", log.set_log_level_from_string, "loud")
     assert log.get_dist_msg("here", [RANK]) == f"[Rank {RANK}] here"
-    assert log.get_dist_msg("here", [RANK + 1]) is None
+    assert log.get_dist_msg("here", [RANK + 1]) is log.get_dist_msg("nowhere") is None
+    with logged("DeepSpeed") as lines:
+        for _ in range(2):
+            log.logger.warning_once("seen once")
+    assert lines == ["WARNING seen once"]
     log.print_json_dist({"loss": 1}, [-1], str(folder / f"message{RANK}"))
     assert json.loads((folder / f"message{RANK}").read_text()) == {"loss": 1, "rank": RANK}
     timers = deepspeed.utils.timer.SynchronizedWallClockTimer()
     timers("step").start()
     raises(AssertionError, "already", timers("step").start)
-    timers("step").stop()
+    timers("step").stop(reset=True, record=False)
     assert timers.has_timer("step")
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        timers.log(["step"], reset=False)
+    assert ("time (ms) | step: " in text.getvalue()) == (RANK == 0)
     assert timers("step").elapsed(reset=False) == sum(timers("step").records) * 1000
     assert timers.get_mean(["step", "other"]).keys() == {"step"}
     assert timers("step").records == []

@@ -32,9 +32,9 @@ from zerorun.device import local_device, make_current
 from zerorun.program_warning import warn
 
 from deepspeed.accelerator import get_accelerator
+from deepspeed.constants import default_pg_timeout
 
 DEFAULT_PORT = 29500
-_TIMEOUT = timedelta(minutes=30)
 _LOGGED = ("prof", "log_name", "debug")  # for DeepSpeed's log of a program's own collectives
 
 
@@ -57,7 +57,7 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     auto_mpi_discovery: bool = True,
     distributed_port: int = DEFAULT_PORT,
     verbose: bool = True,
-    timeout: timedelta = _TIMEOUT,
+    timeout: timedelta = default_pg_timeout,
     init_method: str | None = None,
     dist_init_required: bool | None = None,
     config: Any = None,

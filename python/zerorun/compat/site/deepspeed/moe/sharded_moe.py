@@ -74,11 +74,12 @@ def top1gating(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     drop_tokens: bool = True,
     use_rts: bool = True,
     ep_group: Any = None,
+    sparse_routes: bool = False,
     use_tutel: bool = False,
 ) -> Routes:
     """Each token to its best expert; of those beyond the capacity, random ones (`use_rts`) or the
     last are dropped."""
-    _refuse_tutel(use_tutel)
+    _refuse(sparse_routes=sparse_routes, use_tutel=use_tutel)
     gates = F.softmax(logits, dim=1)
     chosen_by = logits + _noise_like(logits) if noisy_gate_policy == "RSample" else gates
     mask = F.one_hot(chosen_by.argmax(1), gates.shape[1])
@@ -97,21 +98,23 @@ def top1gating(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     return loss, weights, weights.bool(), counts
 
 
-def _refuse_tutel(use_tutel: bool) -> None:
-    if use_tutel:
-        raise NotImplementedError("use_tutel is not part of zerorun: leave it out")
+def _refuse(**options: bool) -> None:
+    for name in [name for name, is_given in options.items() if is_given]:
+        raise NotImplementedError(f"{name} is not part of zerorun: leave it out")
 
 
-def top2gating(
+def top2gating(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     logits: torch.Tensor,
     capacity_factor: float,
     min_capacity: int,
     drop_tokens: bool = True,
     ep_group: Any = None,
     top2_2nd_expert_sampling: bool = True,
+    sparse_routes: bool = False,
 ) -> Routes:
     """Each token to its best expert and to the next, which may be drawn with Gumbel noise; first
     choices have the places before second ones."""
+    _refuse(sparse_routes=sparse_routes)
     gates = F.softmax(logits, dim=1)
     first = F.one_hot(gates.argmax(1), gates.shape[1])
     others = logits + _noise_like(logits) if top2_2nd_expert_sampling else logits
@@ -142,9 +145,11 @@ def topkgating(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     drop_tokens: bool = True,
     ep_group: Any = None,
     drop_policy: str = "probs",
+    sparse_routes: bool = False,
 ) -> Routes:
     """Each token to its `k` best experts; those beyond the capacity are the least probable ones
     ("probs") or the last ("position")."""
+    _refuse(sparse_routes=sparse_routes)
     gates = F.softmax(logits, dim=1)
     mask = torch.zeros_like(gates, dtype=torch.int64).scatter(1, gates.topk(k, 1).indices, 1)
     loss = _balance(gates, mask) / k
@@ -186,7 +191,7 @@ class TopKGate(nn.Module):
             )
         self.wg = nn.Linear(model_dim, num_experts, bias=False)
         self.ep_group, self.k, self.min_capacity = ep_group, k, min_capacity
-        self._factors = {True: capacity_factor, False: eval_capacity_factor}  # by `training`
+        self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
         self.noisy_gate_policy, self.drop_tokens = noisy_gate_policy, drop_tokens
         self.use_rts, self.top2_2nd_expert_sampling = use_rts, top2_2nd_expert_sampling
 
@@ -194,14 +199,16 @@ class TopKGate(nn.Module):
         self,
         input: torch.Tensor,  # noqa: A002 - DeepSpeed's name
         used_token: torch.Tensor | None = None,
+        sparse_routes: bool = False,
         use_tutel: bool = False,
     ) -> Routes:
-        _refuse_tutel(use_tutel)
+        _refuse(sparse_routes=sparse_routes, use_tutel=use_tutel)
         values = input.float()
         if self.training and self.noisy_gate_policy == "Jitter":
             values = values * torch.empty_like(values).uniform_(1 - _JITTER, 1 + _JITTER)
         logits = F.linear(values, self.wg.weight.float())
-        sizes = self._factors[self.training], self.min_capacity
+        factor = self.capacity_factor if self.training else self.eval_capacity_factor
+        sizes = factor, self.min_capacity
         if self.k == 1:
             policy = self.noisy_gate_policy if self.training else None
             rule = (used_token, policy, self.drop_tokens, self.use_rts)
@@ -233,7 +240,7 @@ class MOELayer(nn.Module):
         use_tutel: bool = False,
     ) -> None:
         super().__init__()
-        _refuse_tutel(use_tutel)
+        _refuse(use_tutel=use_tutel)
         self.gate, self.experts = gate, experts
         self.ep_group: Any = None
         self.ep_group_name, self.ep_size = ep_group_name, ep_size

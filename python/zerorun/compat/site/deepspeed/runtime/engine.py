@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from zerorun.agreement import all_or_none
 from zerorun.checkpoints.streaming import full_state_dict
 from zerorun.config import BatchConfig
 from zerorun.shards.shards import Policy
+from zerorun.zero import GatheredParameters
 
 from deepspeed._placeholders import absent_method
 from deepspeed.runtime import base_optimizer as optimizers
@@ -177,20 +178,40 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         )
 
     def module_state_dict(
-        self, exclude_frozen_parameters: bool | None = False, **_options: Any
+        self,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool | None = False,
     ) -> dict[str, Any]:
         """The module's own state dict: at stage 3 sharded parameters are empty."""
-        state = self.module.state_dict()
-        if not exclude_frozen_parameters:
-            return state
-        parameters = self.module.named_parameters(remove_duplicate=False)
-        frozen = {name for name, p in parameters if not p.requires_grad}
-        return {name: value for name, value in state.items() if name not in frozen}
+        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if exclude_frozen_parameters:
+            for name, parameter in self.module.named_parameters(prefix, remove_duplicate=False):
+                if not parameter.requires_grad:
+                    state.pop(name, None)
+        return state
 
     def load_module_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, **_options: Any
+        self,
+        checkpoint: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Callable[..., Any] | None = None,
+        fetch_z3_params: bool = False,
+        z3_params_to_fetch: Iterable[torch.nn.Parameter] | None = None,
     ) -> None:
-        self.load_state_dict(state_dict, strict=strict)
+        """The values of ``checkpoint["module"]``, which ``custom_load_fn(src=those, dst=module)``
+        may assign; rank 0's for parameters that are to be fetched. Collective."""
+        state = checkpoint["module"]
+        fetched = self.module.parameters() if fetch_z3_params else ()
+        fetched = list(fetched if z3_params_to_fetch is None else z3_params_to_fetch)
+        with GatheredParameters(fetched, modifier_rank=0):
+            if custom_load_fn is not None:
+                custom_load_fn(src=state, dst=self.module)
+            elif fetched:
+                self.module.load_state_dict(state, strict=strict)
+            else:  # ConfigError at stage 3
+                self.load_state_dict(state, strict=strict)
 
     def _consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False

@@ -88,7 +88,14 @@ def _parse(name: str, params: dict[str, Any]) -> configuration.Config:
     return configuration.parse({"scheduler": {"type": name, "params": fresh}}).config
 
 
-class LRRangeTest(_Schedule):
+class _OfBatches(_Schedule):
+    """Schedules whose step() calls its argument otherwise."""
+
+    def step(self, batch_iteration: int | None = None) -> None:
+        super().step(batch_iteration)
+
+
+class LRRangeTest(_OfBatches):
     """A rising learning rate, to find the largest usable one."""
 
     positional = (
@@ -100,7 +107,7 @@ class LRRangeTest(_Schedule):
     )
 
 
-class OneCycle(_Schedule):
+class OneCycle(_OfBatches):
     """One cycle of learning rate and momentum, then a decay."""
 
     positional = (

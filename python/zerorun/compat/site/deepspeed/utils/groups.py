@@ -92,7 +92,7 @@ def _get_data_parallel_group_ranks() -> list[int]:
 
 
 def _get_broadcast_src_rank() -> int:
-    return dist.get_global_rank(_get_data_parallel_group(), 0)
+    return dist.get_global_rank(_get_sequence_data_parallel_group(), 0)
 
 
 get_data_parallel_group = _get_data_parallel_group
@@ -174,11 +174,19 @@ get_tensor_model_parallel_rank = get_model_parallel_rank
 
 def _create_expert_and_data_parallel(
     expert_parallel_size_: int,
-    *_sizes: Any,
+    mp_size: int | None = None,
+    pp_size: int | None = None,
+    mp_mode: str = "tp",
     use_data_before_expert_parallel_: bool = False,
-    **_options: Any,
+    folding_spec: Any = None,
 ) -> None:
-    """The groups ``ep_size_<size>``. Collective at the first call."""
+    """The groups ``ep_size_<size>``. Collective at the first call. NotImplementedError for those of
+    ranks that share layers or have different ones."""
+    if (mp_mode == "tp" and (mp_size or 1) > 1) or (pp_size or 1) > 1 or folding_spec is not None:
+        raise NotImplementedError(
+            f"_create_expert_and_data_parallel: mp_size={mp_size}, pp_size={pp_size} and a "
+            "folding_spec are not part of zerorun: each rank that holds experts has all layers"
+        )
     experts.start(expert_parallel_size_, data_first=use_data_before_expert_parallel_)
 
 

@@ -27,9 +27,12 @@ log_levels = {
 
 
 def _is_chosen(ranks: Iterable[int] | None) -> bool:
-    """All ranks where `ranks` is empty or holds -1."""
+    """All ranks where `ranks` holds -1; where it is empty all before there is a process group, and
+    none afterwards."""
+    from deepspeed.comm import is_initialized
+
     chosen = list(ranks or [])
-    return not chosen or -1 in chosen or environment.rank() in chosen
+    return -1 in chosen or environment.rank() in chosen or not (chosen or is_initialized())
 
 
 def get_dist_msg(message: Any, ranks: Iterable[int] | None = None) -> str | None:
@@ -38,7 +41,7 @@ def get_dist_msg(message: Any, ranks: Iterable[int] | None = None) -> str | None
 
 
 def log_dist(message: Any, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
-    """Logs on `ranks` only; on all when it is empty or holds -1."""
+    """Logs on `ranks` only; on all where it holds -1."""
     text = get_dist_msg(message, ranks)
     if text is not None:
         logger.log(level, "%s", text)
@@ -65,6 +68,10 @@ def log_dist_once(
 @functools.cache
 def warning_once(*args: Any, **kwargs: Any) -> None:
     logger.warning(*args, **kwargs)
+
+
+# Programs also call them as methods.
+logger.warning_once, logger.log_dist_once = warning_once, log_dist_once  # type: ignore[attr-defined]
 
 
 def print_json_dist(message: dict[str, Any], ranks: Iterable[int] | None, path: str) -> None:

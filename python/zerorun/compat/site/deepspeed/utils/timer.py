@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils.logging import log_dist
+from deepspeed.utils.logging import logger, print_dist
 
 
 def trim_mean(data: Sequence[float], trim_percent: float) -> float:
@@ -32,15 +32,13 @@ class _Timer:
         get_accelerator().synchronize()
         self._begin, self.started_ = time.perf_counter(), True
 
-    def stop(self, reset: bool = False, record: bool = True) -> None:
+    def stop(self, reset: bool = False, record: bool = False) -> None:
+        """Adds a measurement, whatever the arguments, as there."""
         if not self.started_:
             raise AssertionError(f"timer {self.name_} is not started")
         get_accelerator().synchronize()
         self.started_ = False
-        if reset:
-            self.records.clear()
-        if record:
-            self.records.append(time.perf_counter() - self._begin)
+        self.records.append(time.perf_counter() - self._begin)
 
     def reset(self) -> None:
         self.started_ = False
@@ -100,7 +98,7 @@ class SynchronizedWallClockTimer:
             if name in self.timers
         ]
         tail = self.memory_usage() if memory_breakdown else ""
-        log_dist(f"time (ms) | {' | '.join(times)}{tail}", ranks or [0])
+        print_dist(f"time (ms) | {' | '.join(times)}{tail}", ranks or [0])
 
     def get_mean(
         self, names: Sequence[str], normalizer: float = 1.0, reset: bool = True
@@ -137,7 +135,7 @@ class ThroughputTimer:
         self.batch_size = batch_size or 1
         self.start_step = start_step  # those before are not counted
         self.steps_per_output = steps_per_output
-        self.logging = logging_fn or log_dist
+        self.logging = logging_fn or logger.info
         self.epoch_count = self.micro_step_count = self.global_step_count = 0
         self.total_elapsed_time = 0.0
         self.start_time = self.end_time = self.step_elapsed_time = 0.0

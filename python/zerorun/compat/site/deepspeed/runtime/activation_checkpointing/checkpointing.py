@@ -12,6 +12,7 @@ from zerorun.process_state import STATE
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import read_config
+from deepspeed.utils import bwc_tensor_model_parallel_rank, bwc_tensor_model_parallel_world_size
 from deepspeed.utils.logging import logger
 
 _MODEL_PARALLEL = "model-parallel-rng"
@@ -74,8 +75,6 @@ class _State:
     mpu: Any = None
     configured: bool = False
     in_cpu: bool = False
-    partition: bool = False
-    layers: int | None = None
 
 
 _state = _State()
@@ -102,9 +101,10 @@ def configure(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
 ) -> None:
     """Arguments go before the section activation_checkpointing of `deepspeed_config`.
 
-    Inputs that are kept for the backward pass go to the host's memory with `checkpoint_in_cpu`.
-    `partition_activations` divides them among the ranks of a model-parallel group, which `mpu_` has
-    to have one of: zerorun's ranks each have inputs of their own.
+    Without an `mpu_` the one before stays. Inputs that are kept for the backward pass go to the
+    host's memory with `checkpoint_in_cpu`. `partition_activations` divides them among the ranks of
+    a model-parallel group, which `mpu_` has to have one of: zerorun's ranks each have inputs of
+    their own.
     """
     section = {}
     if deepspeed_config is not None:
@@ -113,12 +113,10 @@ def configure(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     def chosen(argument: Any, key: str) -> Any:
         return section.get(key) if argument is None else argument
 
-    _state.mpu, _state.configured = mpu_, True
+    mpu = _state.mpu if mpu_ is None else mpu_
+    _check_partition(chosen(partition_activations, "partition_activations"), mpu)
+    _state.mpu, _state.configured = mpu, True
     _state.in_cpu = bool(chosen(checkpoint_in_cpu, "cpu_checkpointing"))
-    _state.layers = chosen(num_checkpoints, "number_checkpoints")
-    partition_activations_in_checkpoint(
-        bool(chosen(partition_activations, "partition_activations"))
-    )
     wanted = {
         "contiguous_checkpointing": chosen(
             contiguous_checkpointing, "contiguous_memory_optimization"
@@ -133,18 +131,20 @@ def configure(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
     """Without model parallelism a rank's part of its inputs is all of them."""
-    ranks = _state.mpu.get_model_parallel_world_size() if _state.mpu is not None else 1
+    _check_partition(partition_activation, _state.mpu)
+
+
+def _check_partition(partition_activation: Any, mpu: Any) -> None:
+    ranks = bwc_tensor_model_parallel_world_size(mpu)
     if partition_activation and ranks > 1:
         raise NotImplementedError(
             f"partition_activations over {ranks} model-parallel ranks is not part of zerorun: use "
             "checkpoint_in_cpu, or ZeRO stage 3 instead of model parallelism"
         )
-    _state.partition = partition_activation
 
 
 def set_num_layers(nlayers: int) -> None:
-    """How many checkpoints there are; memory is given out as they come."""
-    _state.layers = nlayers
+    """Memory is given out as checkpoints come, however many."""
 
 
 def is_configured() -> bool:
@@ -171,7 +171,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     numbers. Inputs in nested containers and keywords count, as in torch.utils.checkpoint."""
     states = _tracker.get_states()
     if _state.in_cpu and get_accelerator().device_name() != "cpu":
-        return _with_inputs_on_the_host(functools.partial(function, **kwargs), states, *args)
+        return _with_inputs_on_the_host(function, states, args, kwargs)
     # To the end, as DeepSpeed: TorchScript does not pass on the exception that stops early.
     with torch.utils.checkpoint.set_checkpoint_early_stop(False):
         return torch.utils.checkpoint.checkpoint(
@@ -186,19 +186,24 @@ non_reentrant_checkpoint = checkpoint
 
 
 def _with_inputs_on_the_host(
-    function: Callable[..., Any], states: dict[str, torch.Tensor], *args: Any
+    function: Callable[..., Any],
+    states: dict[str, torch.Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
-    """The reentrant kind, which hands its inputs to autograd to keep, where hooks can move them."""
+    """The reentrant kind, which hands its inputs to autograd to keep, where hooks can move them;
+    those that it is given by position."""
     calls = 0
 
     def run(*inputs: Any) -> Any:
         nonlocal calls
         calls += 1
+        named = dict(zip(kwargs, inputs[len(args) :], strict=True))
         with _tracked(states) if calls > 1 else contextlib.nullcontext():
-            return function(*inputs)
+            return function(*inputs[: len(args)], **named)
 
     with torch.autograd.graph.save_on_cpu(pin_memory=True):
-        return torch.utils.checkpoint.checkpoint(run, *args, use_reentrant=True)
+        return torch.utils.checkpoint.checkpoint(run, *args, *kwargs.values(), use_reentrant=True)
 
 
 class CheckpointFunction:
@@ -230,5 +235,5 @@ def model_parallel_reconfigure_tp_seed(seed: int) -> None:
 
 
 def _model_parallel_seed(seed: int) -> int:
-    rank = _state.mpu.get_model_parallel_rank() if _state.mpu is not None else 0
+    rank = bwc_tensor_model_parallel_rank(_state.mpu)
     return seed + 2718 + rank  # DeepSpeed's and Megatron's distance
