@@ -262,7 +262,7 @@ void register_communicator(py::module_& m) {
            "name"_a,
            "The communicator of the ranks that give the same color, in the order of their keys; an "
            "error of either is one of both (collective). `name`: the group's, in errors.")
-      .def("abort", &Self::abort, "reason"_a,
+      .def("abort", &Self::abort, "reason"_a, py::call_guard<py::gil_scoped_release>(),
            "Makes every peer's current and later collective fail with `reason`.");
   m.def(
       "connect",
