@@ -7,7 +7,6 @@ they name. Training is cut short by options behind the command. On a machine wit
 ranks all the same.
 """
 
-import random
 import sys
 import textwrap
 
@@ -266,13 +265,12 @@ def test_entries_have_an_example_a_cause_and_a_remedy() -> None:
 
 
 def test_texts_with_values_are_explained_by_their_entry() -> None:
-    chosen = random.Random(0).sample([m for m in MESSAGES if len(m[1].split()) > 4], 60)
     wrong = []
-    for anchor, text in chosen:
+    for anchor, text in (m for m in MESSAGES if len(m[1].split()) > 4):
         found = explain.explain("[zerorun] error: " + text.replace("{}", "out/x.7"))
         if found is None or found.anchor != anchor:
             wrong.append((text, anchor, found and found.anchor))
-    assert len(wrong) <= 3, wrong
+    assert len(wrong) <= 10, wrong  # most have no words of their own
 
 
 @each(

@@ -14,6 +14,7 @@ __all__ = ["Entry", "explain"]
 _FEWEST_WORDS, _FEWEST_OF_MESSAGE = 2, 3
 _EMPTY = re.compile(r"[\[(]0[\])]")  # a shape or a size
 _PYTHONS_OWN = "object has no attribute"  # in errors of all kinds
+_ANY_ERROR = re.compile(r"\[zerorun[^\]]*\] error: ")  # of the launcher and the commands
 
 
 class Entry(NamedTuple):
@@ -55,7 +56,7 @@ def _examples() -> list[tuple[str, str]]:
 
 
 def _words(text: str) -> list[str]:
-    telling = text.replace(_PYTHONS_OWN, " ")
+    telling = _ANY_ERROR.sub(" ", text).replace(_PYTHONS_OWN, " ")
     return [word.lower() for word in re.findall(r"[A-Za-z_]{2,}", telling)]
 
 

@@ -52,7 +52,7 @@ class ModuleCall:
             unit.leave()
 
     def made(self, base: torch.Tensor) -> bool:
-        """True if what a result is a view of was made in the call, whose backward it then begins."""
+        """True if what a result is a view of was made in the call."""
         return not any(base is each or base is each._base for each in self.given)
 
     def begin_backward(self, _grad: Any = None) -> None:

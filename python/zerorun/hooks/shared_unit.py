@@ -273,9 +273,8 @@ def _reads_unnoticed(module: nn.Module) -> bool:
 # --- parameters that a module uses in its forward but does not own ---
 
 # An engine's parameters know their model, which a module of it would keep alive in here.
-_registered: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Parameter]]] = (
-    weakref.WeakKeyDictionary()
-)
+_Known = list[weakref.ref[nn.Parameter]]
+_registered: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:

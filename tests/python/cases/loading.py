@@ -62,7 +62,7 @@ def case_values_are_rank_zeros_bit_by_bit() -> None:
     expected = [p.clone() for p in plain.parameters()]
     for stage, keys in itertools.product(STAGES, ({}, BF16)):
         model, _ = started(config(stage, **keys), Mixed, seed=RANK)
-        assert_same(list(model.buffers()), list(plain.buffers()))
+        assert_same(list(model.buffers()), [b.to(DEVICE) for b in plain.buffers()])
         for parameter, values in zip(model.parameters(), expected, strict=True):
             master = safe_get_full_fp32_param(parameter)
             assert not parameter.requires_grad or torch.equal(master.cpu(), values)
