@@ -69,6 +69,12 @@ class ModuleCall:
             self.hooks.keep(self.units)
             self.let_go()
 
+    def leave_backward(self, _grad: Any) -> None:
+        """For the gradient of an input: autograd has run all nodes of the module, unless it is that
+        of a backward within the one that gathered (a recomputed forward may take gradients)."""
+        if self.held is not None and self.hooks.is_open(self):
+            self.end_backward()
+
     def end_backward(self, _grad: Any = None) -> None:
         if self.held is None:
             return

@@ -105,6 +105,23 @@ class Critic(nn.Module):
         return self.head(x)
 
 
+class Slope(nn.Linear):
+    """Takes a gradient, whose backward ends at the input while another waits for this one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.slope, x, use_reentrant=False)
+
+    def slope(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x).square().sum()
+        return super().forward(torch.autograd.grad(out, x, create_graph=True)[0])
+
+
+class Sloping(Critic):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1] = Slope(WIDTH, WIDTH)
+
+
 def _penalized(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """A loss with the norm of its gradient with respect to the input."""
     x = x.detach().requires_grad_()
@@ -118,17 +135,18 @@ def case_a_gradient_of_gradients() -> None:
     def data_of(step: int) -> torch.Tensor:
         return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(step))
 
-    def own(engine: nn.Module, step: int) -> torch.Tensor:
+    def own(loss: Any, engine: nn.Module, step: int) -> torch.Tensor:
         assert all(parameter.numel() == 0 for parameter in engine.parameters())
-        return _penalized(engine, part_of(data_of(step)).to(engine.device))
+        return loss(engine, part_of(data_of(step)).to(engine.device))
 
-    def whole(model: nn.Module, step: int) -> torch.Tensor:
-        return _penalized(model, data_of(step))
+    def whole(loss: Any, model: nn.Module, step: int) -> torch.Tensor:
+        return loss(model, data_of(step))
 
-    expected, plain = reference(kind=Critic, steps=5, loss_at=whole)
-    model, engine = started(bare_config(), Critic)
-    assert_close(train(engine, 5, loss_at=own), expected)
-    assert_values(model, plain)
+    for kind, loss in ((Critic, _penalized), (Sloping, lambda model, x: model(x).mean())):
+        expected, plain = reference(kind=kind, steps=5, loss_at=functools.partial(whole, loss))
+        model, engine = started(bare_config(), kind)
+        assert_close(train(engine, 5, loss_at=functools.partial(own, loss)), expected)
+        assert_values(model, plain)
 
 
 class Mixture(nn.Module):
