@@ -87,7 +87,7 @@ def _patterns_of(model: nn.Module, param_dtype: str) -> Iterator[str]:
 
 
 def share_buffers(model: nn.Module, communicator: _C.Communicator) -> None:
-    """Gives dense buffers rank 0's values, but for those of experts. Collective."""
+    """Gives floating-point buffers rank 0's values, but for those of experts. Collective."""
     own = {
         id(buffer)
         for module in model.modules()
@@ -95,7 +95,7 @@ def share_buffers(model: nn.Module, communicator: _C.Communicator) -> None:
         for buffer in module.buffers()
     }
     for name, buffer in model.named_buffers():
-        if buffer.layout is torch.strided and id(buffer) not in own:
+        if buffer.is_floating_point() and id(buffer) not in own:
             share(buffer, communicator, f"initial values of buffer {name}")
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.agreement import all_or_none
+from zerorun.agreement import all_or_none, share
 from zerorun.host_memory import PIECE, copy_in_pieces, forget_pages, is_of_a_file, moved, pieces_of
 from zerorun.model.partition import OwnPart, Partition, gathered, partition_of
 from zerorun.model.tensors import as_bytes, local_of
@@ -202,9 +202,12 @@ def materialize(
                     torch.utils.swap_tensors(tensor, _unset_like(tensor, device))
                 _fill(path, module, metas, init, source)
             for tensor in metas.values():
-                if isinstance(tensor, nn.Parameter):  # the engine shares buffers
-                    label = f"initial values of {path}"
+                label = f"initial values of {path}"
+                if isinstance(tensor, nn.Parameter):
                     PrivatePartition(tensor, communicator, home=torch.device("cpu"), label=label)
+                elif tensor in have and not tensor.is_floating_point():
+                    # The engine shares floating-point buffers, but no others.
+                    share(tensor, communicator, label)
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
