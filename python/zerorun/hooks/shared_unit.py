@@ -272,9 +272,7 @@ def _reads_unnoticed(module: nn.Module) -> bool:
 
 # --- parameters that a module uses in its forward but does not own ---
 
-# An engine's parameters know their model, which a module of it would keep alive in here.
-_Known = list[weakref.ref[nn.Parameter]]
-_registered: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+_registered: weakref.WeakKeyDictionary[nn.Module, list[nn.Parameter]] = weakref.WeakKeyDictionary()
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
@@ -292,8 +290,8 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
             "module and a parameter"
         )
     known = _registered.setdefault(module, [])
-    if not any(found() is parameter for found in known):
-        known.append(weakref.ref(parameter))
+    if not any(p is parameter for p in known):
+        known.append(parameter)
     partition = partition_of(parameter)
     if partition is not None:
         partition.watch(module)
@@ -302,7 +300,7 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
     """Undoes :func:`register_external_parameter`."""
     known = _registered.get(module, [])
-    known[:] = [found for found in known if found() is not parameter]
+    known[:] = [p for p in known if p is not parameter]
 
 
 # A plain dictionary, looked at before each call of a module.
@@ -311,5 +309,6 @@ registered: dict[Any, Any] = _registered.data  # type: ignore[attr-defined]
 
 def external_parameters(module: nn.Module) -> list[nn.Parameter]:
     """The registered ones that an engine shards."""
-    found = (partition_of(parameter()) for parameter in _registered.get(module, ()))
-    return [each.parameter for each in found if each is not None and each.in_engine]
+    known = _registered.get(module, ())
+    found = [(p, partition_of(p)) for p in known]
+    return [p for p, partition in found if partition is not None and partition.in_engine]

@@ -47,7 +47,6 @@ def case_a_dropped_engine_leaves_a_usable_model_or_is_freed_with_it() -> None:
         engine.destroy()
         for share in (True, False):
             model = make()
-            register_external_parameter(model, model.embedding.weight)
             _, core = dropped(model, share)
             freed = weakref.ref(model)
             del model

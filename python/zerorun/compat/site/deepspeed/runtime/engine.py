@@ -199,9 +199,12 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         custom_load_fn: Callable[..., Any] | None = None,
         fetch_z3_params: bool = False,
         z3_params_to_fetch: Iterable[torch.nn.Parameter] | None = None,
+        allowed_missing_keys: Iterable[str] | None = None,
     ) -> None:
         """The values of ``checkpoint["module"]``, which ``custom_load_fn(src=those, dst=module)``
         may assign; rank 0's for parameters that are to be fetched. Collective."""
+        if allowed_missing_keys is not None:
+            raise NotImplementedError("allowed_missing_keys is for AutoEP: use strict=False")
         state = checkpoint["module"]
         fetched = self.module.parameters() if fetch_z3_params else ()
         fetched = list(fetched if z3_params_to_fetch is None else z3_params_to_fetch)
