@@ -190,10 +190,10 @@ def materialize(
             metas = {name: tensor for name, tensor in _own(module) if tensor.is_meta}
             if not metas:
                 continue
+            label = f"initial values of {path}"
             if source is not None and have.keys() >= set(metas.values()):
                 for name, tensor in list(metas.items()):
                     if isinstance(tensor, nn.Parameter):
-                        label = f"initial values of {path}"
                         _Unread(metas.pop(name), communicator, device, source, label)
             if not metas:
                 continue
@@ -202,11 +202,9 @@ def materialize(
                     torch.utils.swap_tensors(tensor, _unset_like(tensor, device))
                 _fill(path, module, metas, init, source)
             for tensor in metas.values():
-                label = f"initial values of {path}"
                 if isinstance(tensor, nn.Parameter):
                     PrivatePartition(tensor, communicator, home=torch.device("cpu"), label=label)
-                elif tensor in have and not tensor.is_floating_point():
-                    # The engine shares floating-point buffers, but no others.
+                elif tensor in have and not tensor.is_floating_point():  # the engine shares floats
                     share(tensor, communicator, label)
 
 
@@ -361,8 +359,7 @@ def _is_unset(tensor: torch.Tensor) -> bool:
     if tensor.dtype == torch.bool:
         return False
     unset = tensor == _unset(tensor.dtype)
-    # A byte may have any value.
-    return bool(unset.all() if tensor.element_size() == 1 else unset.any())
+    return bool(unset.all() if tensor.element_size() == 1 else unset.any())  # a byte may be any
 
 
 def _take_assigned(module: nn.Module, metas: Mapping[str, torch.Tensor]) -> None:
