@@ -141,7 +141,7 @@ class GatherHooks:
             call.given = given = tensors_in((args, kwargs))[0]
             for tensor in recorded(given) if is_transformed() else given:
                 if tensor.grad_fn is not None:
-                    tensor.register_hook(call.leave_backward)
+                    tensor.register_hook(call.end_backward)
 
     def _after_forward(self, module: nn.Module, _args: Any, result: Any) -> Any:
         if not self._stack or self._stack[-1][0] is not module:
@@ -317,7 +317,8 @@ class GatherHooks:
 
     # --- backward ---
 
-    def opened(self, call: ModuleCall) -> None:
+    def opened(self, call: ModuleCall) -> int:
+        """The number of the backward that runs."""
         if self._recomputed:
             self._end_recomputation()
         task = torch._C._current_graph_task_id()
@@ -327,10 +328,7 @@ class GatherHooks:
                 lambda: self._end_of_task(task)
             )
         self._open[task][call] = None
-
-    def is_open(self, call: ModuleCall) -> bool:
-        """True for one that the running backward has acquired."""
-        return call in self._open.get(torch._C._current_graph_task_id(), ())
+        return task
 
     def closed(self, call: ModuleCall) -> None:
         if self._recomputed:

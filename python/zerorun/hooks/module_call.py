@@ -27,12 +27,13 @@ Views = list[tuple[torch.Tensor, SharedUnit]]
 class ModuleCall:
     """One forward of a module, and the backward that belongs to it."""
 
-    __slots__ = ("copies", "given", "held", "hooks", "units")
+    __slots__ = ("copies", "given", "held", "hooks", "task", "units")
 
     def __init__(self, hooks: Any, copies: "AutocastCopies | None" = None) -> None:
         self.units: list[SharedUnit] = []  # the acquired ones
         self.hooks = hooks  # GatherHooks, which made the call
         self.held: list[SharedUnit] | None = None  # by backward
+        self.task = -1  # that backward's number
         self.copies = copies  # under autocast, which may also begin within
         self.given: Sequence[torch.Tensor] = ()  # the tensors that it takes, until its end
 
@@ -59,7 +60,7 @@ class ModuleCall:
         if self.held is not None:
             return
         self.held = []
-        self.hooks.opened(self)
+        self.task = self.hooks.opened(self)
         for unit in self.units:
             unit.enter(False)
             self.held.append(unit)
@@ -69,14 +70,12 @@ class ModuleCall:
             self.hooks.keep(self.units)
             self.let_go()
 
-    def leave_backward(self, _grad: Any) -> None:
-        """For the gradient of an input: autograd has run all nodes of the module, unless it is that
-        of a backward within the one that gathered (a recomputed forward may take gradients)."""
-        if self.held is not None and self.hooks.is_open(self):
-            self.end_backward()
-
-    def end_backward(self, _grad: Any = None) -> None:
-        if self.held is None:
+    def end_backward(self, grad: Any = None) -> None:
+        """`grad`: of an input. Autograd has then run all nodes of the module, unless it is that of
+        a backward within the one that gathered (a recomputed forward may take gradients)."""
+        if self.held is None or (
+            grad is not None and self.task != torch._C._current_graph_task_id()
+        ):
             return
         held, self.held = self.held, None
         if self.copies is not None:
