@@ -241,6 +241,7 @@ def case_buffers_that_are_views_are_shared_saved_and_loaded(folder: Path) -> Non
     engines = [engine_at(2, kind=Expanded, seed=RANK)]
     rows = engines[0].module.rows.clone()
     conjugate = engines[0].module.conjugate.resolve_conj()
+    engines[0].communicator.broadcast(conjugate.view(torch.float32))
     assert torch.equal(rows[0], rows[1])
     engines[0].save_checkpoint(folder)
     engines.append(engine_at(3, kind=Expanded, seed=7))
