@@ -60,11 +60,16 @@ def _agree(communicator: _C.Communicator, error: Exception | None, operation: st
 # --- values ---
 
 
+def reduced(value: int, communicator: _C.Communicator, op: str, label: str) -> int:
+    """The ranks' integers by `op`: "sum", "min" or "max". Collective."""
+    found = torch.tensor([value], device="cpu")
+    communicator.all_reduce(found, op, label)
+    return int(found.item())
+
+
 def on_any_rank(flag: bool, communicator: _C.Communicator, label: str) -> bool:
     """True if `flag` is on a rank. Collective."""
-    found = torch.tensor([int(flag)], device="cpu")
-    communicator.all_reduce(found, "max", label)
-    return bool(found.item())
+    return bool(reduced(int(flag), communicator, "max", label))
 
 
 def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str, root: int = 0) -> None:

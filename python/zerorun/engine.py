@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.agreement import reduced
 from zerorun.config import BatchConfig, resolve_batch
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.metrics.meter import StepMeter
@@ -370,8 +371,7 @@ def _tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list
     places = [_first_parameter(shards), _NO_RANK if finite else job.rank]
     first = torch.tensor(places, device="cpu")
     job.all_reduce(first, "min", "a gradient that is not finite")
-    seen = torch.tensor([len(losses)], device="cpu")
-    job.all_reduce(seen, "max", "losses of a skipped step")
+    seen = reduced(len(losses), job, "max", "losses of a skipped step")
     if job.rank > 0:
         return
     found, rank = first.tolist()
@@ -381,7 +381,7 @@ def _tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list
     if found != _NO_RANK and part != shards.ranks.part:
         where = f", first in part {part} of the model"
     because = "" if rank == _NO_RANK else f"; the loss of rank {rank} was not finite"
-    if rank == _NO_RANK and int(seen) > 0:
+    if rank == _NO_RANK and seen > 0:
         because = "; the losses of all ranks were finite"
     logger.warning(
         "step %d was skipped on all ranks: the gradient is not finite%s%s", step, where, because

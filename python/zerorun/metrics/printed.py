@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from zerorun import _C
+from zerorun.agreement import reduced
 from zerorun.process_state import STATE
 
 # DeepSpeed's names of the parts of a step.
@@ -200,9 +201,7 @@ class CollectiveTable:
         for op, sizes in sorted(self.timed.items()):
             for nbytes, timed in sorted(sizes.items()):
                 own = torch.tensor(timed.latencies_ms, dtype=torch.float32, device="cpu")
-                length = torch.tensor([own.numel()], device="cpu")
-                self._communicator.all_reduce(length, "min", "log_summary: length")
-                own = own[: int(length.item())]
+                own = own[: reduced(own.numel(), self._communicator, "min", "log_summary: length")]
                 least = own.clone()
                 if least.numel() > 0:
                     self._communicator.all_reduce(least, "min", "log_summary: latencies")

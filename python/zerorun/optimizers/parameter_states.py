@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.agreement import all_or_none
+from zerorun.agreement import all_or_none, reduced
 from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
 from zerorun.optimizers.saved_values import (
     COMMON_STATES,
@@ -309,9 +309,9 @@ class ShardStates:
                 steps = max(steps, given[_STEP])
         core.refresh_from_masters()
         if self._shards.torch_states is None:
-            made = torch.tensor([steps], device="cpu")  # 0 on a rank that stores nothing
-            self._shards.communicator.all_reduce(made, "max", "steps of load_state_dict")
-            core.set_progress(int(made), core.skipped_steps)
+            # 0 on a rank that stores nothing.
+            made = reduced(steps, self._shards.communicator, "max", "steps of load_state_dict")
+            core.set_progress(made, core.skipped_steps)
 
     def _intervals(self) -> Iterator[tuple[str, _C.StateInterval]]:
         self._shards.writes.take()

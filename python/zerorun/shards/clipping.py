@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad
 
 from zerorun import _C, torch_seam
+from zerorun.agreement import on_any_rank
 from zerorun.program_warning import warn
 from zerorun.shards.shards import Shards, shards_of
 from zerorun.shards.state_access import StateAccess
@@ -142,9 +143,8 @@ def _unscale(
         return False
     access = StateAccess(shards)
     finite = [part.isfinite().all().to(shards.device) for part in access.owned_gradients(own)]
-    found = torch.tensor([int(bool(finite) and not torch.stack(finite).all())], device="cpu")
-    shards.ranks.job.all_reduce(found, "max", "GradScaler")
-    found_inf.fill_(found.item())
+    overflow = bool(finite) and not torch.stack(finite).all()
+    found_inf.fill_(on_any_rank(overflow, shards.ranks.job, "GradScaler"))
     access.scale_gradients(own, inv_scale.item())
     return True
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.agreement import all_or_none
+from zerorun.agreement import all_or_none, reduced
 from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
 from zerorun.model.tensors import like, local_of
 from zerorun.shards.part_of_state import PartOfState
@@ -73,8 +73,7 @@ class StateAccess:
             return None
         device = self._shards.device
         parts = [values.to(device, torch.float32) for _, values in self._parts(parameter, name)]
-        none = torch.empty(0, dtype=torch.float32, device=device)
-        local = torch.cat(parts) if parts else none
+        local = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32, device=device)
         return local * self._average() if name == "grad" else local
 
     def get_kept(self, parameter: nn.Parameter) -> dict[str, Any]:
@@ -272,10 +271,8 @@ class StateAccess:
 
     def _found(self, parameter: nn.Parameter, name: str, owned: int) -> int:
         """Elements that all ranks together own; this one `owned`. Collective."""
-        count = torch.tensor([owned], device="cpu")
         label = f"{name} of {self._shards.layout.names[parameter]}"
-        self._shards.communicator_of(parameter).all_reduce(count, "sum", label)
-        return int(count.item())
+        return reduced(owned, self._shards.communicator_of(parameter), "sum", label)
 
     def _prepare(self, parameter: nn.Parameter, name: str) -> bool:
         """True if the state exists, on all ranks alike. Collective for gradients."""

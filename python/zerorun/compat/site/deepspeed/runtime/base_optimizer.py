@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from zerorun.agreement import all_or_none
+from zerorun.agreement import all_or_none, on_any_rank
 from zerorun.hooks.parameter_memory import masters_from_parameters
 from zerorun.hooks.shared_unit import external_parameters
 from zerorun.optimizers.lr_scheduler import set_rate
@@ -191,9 +191,8 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         if not self.shards.finish_reduction():
             return self.overflow
         parts = [p for group in self.averaged_gradients.values() for p in group if p is not None]
-        found = torch.tensor([int(any(map(has_inf_or_nan, parts)))])
-        self.shards.ranks.job.all_reduce(found, "max", "check_overflow")
-        return bool(found)
+        overflow = any(map(has_inf_or_nan, parts))
+        return on_any_rank(overflow, self.shards.ranks.job, "check_overflow")
 
     @property
     def skip_step(self) -> bool:
